@@ -1,0 +1,1 @@
+//! How each process is configured, observed, secured and stopped.

@@ -1,0 +1,1 @@
+//! Tensor, Ops and the CPU implementation.

@@ -1,0 +1,47 @@
+//! How full an engine is.
+
+use serde::{Deserialize, Serialize};
+
+use crate::cost::CostCoefficients;
+use crate::ids::EngineId;
+
+/// Blocks of a pool by state; `allocated + cached + free == total`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockCounts {
+    /// Blocks of the pool.
+    pub total: u32,
+    /// Named by at least one request or plan in flight.
+    pub allocated: u32,
+    /// Full, hashed and unused: reusable until evicted.
+    pub cached: u32,
+    /// Holding nothing.
+    pub free: u32,
+}
+
+impl BlockCounts {
+    /// Whether no block is lost or counted twice.
+    pub fn is_conserved(&self) -> bool {
+        u64::from(self.allocated) + u64::from(self.cached) + u64::from(self.free) == u64::from(self.total)
+    }
+}
+
+/// What an engine reports of itself, on change.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Occupancy {
+    /// Who reports.
+    pub engine: EngineId,
+    /// Steps taken in this life.
+    pub step: u64,
+    /// Block pool.
+    pub blocks: BlockCounts,
+    /// Requests that hold no slot yet.
+    pub requests_waiting: u32,
+    /// Requests that hold a slot.
+    pub requests_running: u32,
+    /// Prompt tokens not yet computed, over waiting and running requests.
+    pub tokens_queued: u64,
+    /// Tokens in context of running requests.
+    pub tokens_running: u64,
+    /// Fitted costs of a step.
+    pub cost: CostCoefficients,
+}

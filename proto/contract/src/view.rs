@@ -1,0 +1,99 @@
+//! Who is in the cluster, and what the scheduler says of them.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{EngineId, Incarnation};
+use crate::model::ModelIdentity;
+use crate::occupancy::Occupancy;
+
+/// What a member of the cluster is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MemberKind {
+    /// Runs a model.
+    Worker,
+    /// Takes requests.
+    Router,
+    /// Watches pools, decides roles.
+    Scheduler,
+}
+
+/// A registration: kept while its lease lives.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Member {
+    /// What it is.
+    pub kind: MemberKind,
+    /// Its lasting name.
+    pub id: String,
+    /// Its present life.
+    pub incarnation: Incarnation,
+    /// host:port of its gRPC server.
+    pub address: String,
+    /// Data-parallel engines behind that address; 0 for routers and schedulers.
+    pub n_data_ranks: u32,
+    /// The served model, of workers.
+    pub identity: Option<ModelIdentity>,
+    /// Takes no new work.
+    pub draining: bool,
+    /// One more for each lease that this life made.
+    pub epoch: u64,
+}
+
+/// Names one life of one member.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct MemberKey {
+    /// What it is.
+    pub kind: MemberKind,
+    /// Its lasting name.
+    pub id: String,
+    /// Its life.
+    pub incarnation: Incarnation,
+}
+
+impl Member {
+    /// The key this registration is kept under.
+    pub fn key(&self) -> MemberKey {
+        MemberKey { kind: self.kind, id: self.id.clone(), incarnation: self.incarnation }
+    }
+}
+
+/// What a worker does of a request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Both halves.
+    #[default]
+    Mixed,
+    /// Prompts, for others to go on with.
+    Prefill,
+    /// Tokens after a prompt computed elsewhere.
+    Decode,
+}
+
+/// One engine as the scheduler sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct EngineView {
+    /// Which engine.
+    pub engine: EngineId,
+    /// host:port of its worker.
+    pub address: String,
+    /// The served model.
+    pub identity: ModelIdentity,
+    /// Its role.
+    pub role: Role,
+    /// Takes no new work.
+    pub draining: bool,
+    /// Its last report, none before the first.
+    pub occupancy: Option<Occupancy>,
+}
+
+/// All engines at one moment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ClusterView {
+    /// The scheduler's epoch; a reader refuses one lower than it has seen.
+    pub epoch: u64,
+    /// Counts changes within the epoch.
+    pub version: u64,
+    /// Sorted by engine id.
+    pub engines: Vec<EngineView>,
+}

@@ -1,0 +1,1 @@
+//! Wire types of Tessera, their conversions and status codes.

@@ -1,0 +1,1 @@
+//! Front door: gRPC and OpenAI HTTP, text, placement, streaming.

@@ -1,0 +1,1 @@
+//! Keep a lease, watch the cluster.

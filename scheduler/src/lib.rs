@@ -1,0 +1,1 @@
+//! Control plane: occupancy and the cluster view.

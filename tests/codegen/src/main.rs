@@ -1,0 +1,3 @@
+//! Regenerates the committed wire code.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Harness, cluster tests, fixtures.

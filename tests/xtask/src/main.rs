@@ -1,0 +1,3 @@
+//! Setup, serve, test, tidy, ci.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! Architectures, layers and weights.

@@ -1,0 +1,1 @@
+//! One model replica: gRPC service and engine thread.
