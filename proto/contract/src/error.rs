@@ -1,5 +1,7 @@
 //! Why a request fails, for whoever must branch on it: one variant per thing a caller can do.
 
+use std::borrow::Cow;
+
 use thiserror::Error;
 
 /// A request's error, the same at every hop.
@@ -9,7 +11,7 @@ pub enum RequestError {
     #[error("{field}: {message}")]
     InvalidArgument {
         /// The field as the client named it.
-        field: &'static str,
+        field: Cow<'static, str>,
         /// The value and what would do.
         message: String,
     },
@@ -81,8 +83,8 @@ pub enum RequestError {
 
 impl RequestError {
     /// Makes an `InvalidArgument`.
-    pub fn invalid(field: &'static str, message: impl Into<String>) -> Self {
-        Self::InvalidArgument { field, message: message.into() }
+    pub fn invalid(field: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        Self::InvalidArgument { field: field.into(), message: message.into() }
     }
 
     /// Lower-case name for metrics and error bodies: a bounded set.

@@ -1,0 +1,269 @@
+//! Conversions between wire and contract types of the cluster protocol.
+
+use contract::cost::CostCoefficients;
+use contract::ids::Incarnation;
+use contract::occupancy::{BlockCounts, Occupancy};
+use contract::view::{ClusterView, EngineView, Member, MemberKey, MemberKind, Role};
+
+use crate::cluster::v1 as wire;
+use crate::convert::{WireError, required};
+
+impl From<MemberKind> for wire::MemberKind {
+    fn from(kind: MemberKind) -> Self {
+        match kind {
+            MemberKind::Worker => Self::Worker,
+            MemberKind::Router => Self::Router,
+            MemberKind::Scheduler => Self::Scheduler,
+        }
+    }
+}
+
+fn member_kind(value: i32) -> Result<MemberKind, WireError> {
+    match wire::MemberKind::try_from(value) {
+        Ok(wire::MemberKind::Worker) => Ok(MemberKind::Worker),
+        Ok(wire::MemberKind::Router) => Ok(MemberKind::Router),
+        Ok(wire::MemberKind::Scheduler) => Ok(MemberKind::Scheduler),
+        Ok(wire::MemberKind::Unspecified) | Err(_) => Err(WireError::UnknownEnum { field: "kind", value }),
+    }
+}
+
+impl From<&Member> for wire::Member {
+    fn from(member: &Member) -> Self {
+        Self {
+            kind: wire::MemberKind::from(member.kind).into(),
+            id: member.id.clone(),
+            incarnation: member.incarnation.0,
+            address: member.address.clone(),
+            n_data_ranks: member.n_data_ranks,
+            identity: member.identity.as_ref().map(Into::into),
+            draining: member.draining,
+            epoch: member.epoch,
+        }
+    }
+}
+
+impl TryFrom<wire::Member> for Member {
+    type Error = WireError;
+
+    fn try_from(member: wire::Member) -> Result<Self, WireError> {
+        Ok(Self {
+            kind: member_kind(member.kind)?,
+            id: member.id,
+            incarnation: Incarnation(member.incarnation),
+            address: member.address,
+            n_data_ranks: member.n_data_ranks,
+            identity: member.identity.map(TryInto::try_into).transpose()?,
+            draining: member.draining,
+            epoch: member.epoch,
+        })
+    }
+}
+
+impl From<&MemberKey> for wire::MemberKey {
+    fn from(key: &MemberKey) -> Self {
+        Self { kind: wire::MemberKind::from(key.kind).into(), id: key.id.clone(), incarnation: key.incarnation.0 }
+    }
+}
+
+impl TryFrom<wire::MemberKey> for MemberKey {
+    type Error = WireError;
+
+    fn try_from(key: wire::MemberKey) -> Result<Self, WireError> {
+        Ok(Self { kind: member_kind(key.kind)?, id: key.id, incarnation: Incarnation(key.incarnation) })
+    }
+}
+
+impl From<BlockCounts> for wire::BlockCounts {
+    fn from(counts: BlockCounts) -> Self {
+        Self { total: counts.total, allocated: counts.allocated, cached: counts.cached, free: counts.free }
+    }
+}
+
+impl From<wire::BlockCounts> for BlockCounts {
+    fn from(counts: wire::BlockCounts) -> Self {
+        Self { total: counts.total, allocated: counts.allocated, cached: counts.cached, free: counts.free }
+    }
+}
+
+impl From<CostCoefficients> for wire::CostCoefficients {
+    fn from(cost: CostCoefficients) -> Self {
+        Self {
+            prefill_base_ms: cost.prefill_base_ms,
+            prefill_per_token_ms: cost.prefill_per_token_ms,
+            prefill_per_token_context_ms: cost.prefill_per_token_context_ms,
+            decode_base_ms: cost.decode_base_ms,
+            decode_per_sequence_ms: cost.decode_per_sequence_ms,
+            decode_per_context_token_ms: cost.decode_per_context_token_ms,
+        }
+    }
+}
+
+impl From<wire::CostCoefficients> for CostCoefficients {
+    fn from(cost: wire::CostCoefficients) -> Self {
+        Self {
+            prefill_base_ms: cost.prefill_base_ms,
+            prefill_per_token_ms: cost.prefill_per_token_ms,
+            prefill_per_token_context_ms: cost.prefill_per_token_context_ms,
+            decode_base_ms: cost.decode_base_ms,
+            decode_per_sequence_ms: cost.decode_per_sequence_ms,
+            decode_per_context_token_ms: cost.decode_per_context_token_ms,
+        }
+    }
+}
+
+impl From<&Occupancy> for wire::Occupancy {
+    fn from(occupancy: &Occupancy) -> Self {
+        Self {
+            engine: Some((&occupancy.engine).into()),
+            step: occupancy.step,
+            blocks: Some(occupancy.blocks.into()),
+            requests_waiting: occupancy.requests_waiting,
+            requests_running: occupancy.requests_running,
+            tokens_queued: occupancy.tokens_queued,
+            tokens_running: occupancy.tokens_running,
+            cost: Some(occupancy.cost.into()),
+        }
+    }
+}
+
+impl TryFrom<wire::Occupancy> for Occupancy {
+    type Error = WireError;
+
+    fn try_from(occupancy: wire::Occupancy) -> Result<Self, WireError> {
+        Ok(Self {
+            engine: required("engine", occupancy.engine)?.into(),
+            step: occupancy.step,
+            blocks: required("blocks", occupancy.blocks)?.into(),
+            requests_waiting: occupancy.requests_waiting,
+            requests_running: occupancy.requests_running,
+            tokens_queued: occupancy.tokens_queued,
+            tokens_running: occupancy.tokens_running,
+            cost: occupancy.cost.map(Into::into).unwrap_or_default(),
+        })
+    }
+}
+
+impl From<Role> for wire::Role {
+    fn from(role: Role) -> Self {
+        match role {
+            Role::Mixed => Self::Mixed,
+            Role::Prefill => Self::Prefill,
+            Role::Decode => Self::Decode,
+        }
+    }
+}
+
+fn role(value: i32) -> Result<Role, WireError> {
+    match wire::Role::try_from(value) {
+        Ok(wire::Role::Mixed) => Ok(Role::Mixed),
+        Ok(wire::Role::Prefill) => Ok(Role::Prefill),
+        Ok(wire::Role::Decode) => Ok(Role::Decode),
+        Ok(wire::Role::Unspecified) | Err(_) => Err(WireError::UnknownEnum { field: "role", value }),
+    }
+}
+
+impl From<&EngineView> for wire::EngineView {
+    fn from(view: &EngineView) -> Self {
+        Self {
+            engine: Some((&view.engine).into()),
+            address: view.address.clone(),
+            identity: Some((&view.identity).into()),
+            role: wire::Role::from(view.role).into(),
+            draining: view.draining,
+            occupancy: view.occupancy.as_ref().map(Into::into),
+        }
+    }
+}
+
+impl TryFrom<wire::EngineView> for EngineView {
+    type Error = WireError;
+
+    fn try_from(view: wire::EngineView) -> Result<Self, WireError> {
+        Ok(Self {
+            engine: required("engine", view.engine)?.into(),
+            address: view.address,
+            identity: required("identity", view.identity)?.try_into()?,
+            role: role(view.role)?,
+            draining: view.draining,
+            occupancy: view.occupancy.map(TryInto::try_into).transpose()?,
+        })
+    }
+}
+
+impl From<&ClusterView> for wire::ClusterView {
+    fn from(view: &ClusterView) -> Self {
+        Self { epoch: view.epoch, version: view.version, engines: view.engines.iter().map(Into::into).collect() }
+    }
+}
+
+impl TryFrom<wire::ClusterView> for ClusterView {
+    type Error = WireError;
+
+    fn try_from(view: wire::ClusterView) -> Result<Self, WireError> {
+        let engines = view.engines.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?;
+        Ok(Self { epoch: view.epoch, version: view.version, engines })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::ids::{DataRank, EngineId};
+    use contract::model::{Fingerprint, ModelIdentity};
+
+    use super::*;
+
+    fn view() -> ClusterView {
+        let engine = EngineId { worker: "w".into(), incarnation: Incarnation(5), data_rank: DataRank(0) };
+        let identity = ModelIdentity {
+            name: "m".into(),
+            block_size: 16,
+            context_length: 64,
+            vocab_size: 8,
+            model: Fingerprint([1; 16]),
+            tokenizer: Fingerprint([2; 16]),
+            hash_key: Fingerprint([3; 16]),
+            numerics: Fingerprint([4; 16]),
+        };
+        let occupancy = Occupancy {
+            engine: engine.clone(),
+            step: 9,
+            blocks: BlockCounts { total: 3, allocated: 1, cached: 1, free: 1 },
+            requests_waiting: 1,
+            requests_running: 2,
+            tokens_queued: 3,
+            tokens_running: 4,
+            cost: CostCoefficients { decode_base_ms: 1.5, ..CostCoefficients::default() },
+        };
+        let engine_view = EngineView {
+            engine,
+            address: "127.0.0.1:1".to_owned(),
+            identity,
+            role: Role::Decode,
+            draining: true,
+            occupancy: Some(occupancy),
+        };
+        ClusterView { epoch: 1, version: 2, engines: vec![engine_view] }
+    }
+
+    #[test]
+    fn views_survive_the_wire() {
+        assert_eq!(ClusterView::try_from(wire::ClusterView::from(&view())), Ok(view()));
+    }
+
+    #[test]
+    fn members_survive_the_wire_and_unknown_kinds_do_not() {
+        let member = Member {
+            kind: MemberKind::Worker,
+            id: "w".to_owned(),
+            incarnation: Incarnation(7),
+            address: "a:1".to_owned(),
+            n_data_ranks: 1,
+            identity: Some(view().engines[0].identity.clone()),
+            draining: false,
+            epoch: 3,
+        };
+        let message = wire::Member::from(&member);
+        assert_eq!(Member::try_from(message.clone()), Ok(member));
+        assert!(Member::try_from(wire::Member { kind: 0, ..message }).is_err());
+    }
+}

@@ -1,0 +1,184 @@
+//! The one place where errors become gRPC statuses, and statuses errors again: nothing is lost between processes.
+//!
+//! The whole error travels as JSON in the binary metadata entry `tessera-error-bin`; other clients see code and message.
+
+use std::borrow::Cow;
+
+use contract::error::RequestError;
+use serde::{Deserialize, Serialize};
+use tonic::metadata::MetadataValue;
+use tonic::{Code, Status};
+
+use crate::convert::WireError;
+
+/// Metadata entry that carries the whole error.
+pub const ERROR_KEY: &str = "tessera-error-bin";
+/// Metadata entry that tells any client in milliseconds when to come back.
+pub const RETRY_AFTER_KEY: &str = "retry-after-ms";
+
+/// An error in the form it travels in.
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "code", rename_all = "snake_case")]
+enum Wire<'a> {
+    InvalidArgument { field: Cow<'a, str>, message: Cow<'a, str> },
+    UnknownModel { name: Cow<'a, str>, served: Cow<'a, [String]> },
+    PromptTooLong { n_tokens: u64, limit: u64 },
+    Unsupported { what: Cow<'a, str> },
+    Overloaded { reason: Cow<'a, str>, retry_after_ms: u64 },
+    NoWorker { model: Cow<'a, str> },
+    WorkerLost { worker: Cow<'a, str>, n_tokens: u32, reason: Cow<'a, str> },
+    StalePlacement { reason: Cow<'a, str> },
+    SlowReader { n_tokens: u32 },
+    DeadlineExceeded { n_tokens: u32 },
+    Cancelled,
+    ShuttingDown { who: Cow<'a, str> },
+    Internal { message: Cow<'a, str> },
+}
+
+/// Makes the status of an error.
+pub fn to_status(error: &RequestError) -> Status {
+    let mut status = Status::new(code(error), error.to_string());
+    if let Ok(json) = serde_json::to_vec(&to_wire(error)) {
+        status.metadata_mut().insert_bin(ERROR_KEY, MetadataValue::from_bytes(&json));
+    }
+    if let RequestError::Overloaded { retry_after_ms, .. } = error {
+        status.metadata_mut().insert(RETRY_AFTER_KEY, MetadataValue::from(*retry_after_ms));
+    }
+    status
+}
+
+/// Reads a status back; one that did not come from `to_status` becomes the variant that its code is nearest to.
+pub fn from_status(status: &Status) -> RequestError {
+    let carried = status.metadata().get_bin(ERROR_KEY).and_then(|value| value.to_bytes().ok());
+    let parsed = carried.and_then(|bytes| serde_json::from_slice::<Wire<'_>>(&bytes).ok().map(from_wire));
+    parsed.unwrap_or_else(|| foreign(status))
+}
+
+impl From<WireError> for Status {
+    fn from(error: WireError) -> Self {
+        to_status(&RequestError::invalid("message", error.to_string()))
+    }
+}
+
+fn code(error: &RequestError) -> Code {
+    match error {
+        RequestError::InvalidArgument { .. } | RequestError::PromptTooLong { .. } => Code::InvalidArgument,
+        RequestError::UnknownModel { .. } => Code::NotFound,
+        RequestError::Unsupported(_) => Code::Unimplemented,
+        RequestError::Overloaded { .. } | RequestError::SlowReader(_) => Code::ResourceExhausted,
+        RequestError::NoWorker { .. } | RequestError::WorkerLost { .. } | RequestError::ShuttingDown(_) => {
+            Code::Unavailable
+        }
+        RequestError::StalePlacement(_) => Code::FailedPrecondition,
+        RequestError::DeadlineExceeded { .. } => Code::DeadlineExceeded,
+        RequestError::Cancelled => Code::Cancelled,
+        RequestError::Internal(_) => Code::Internal,
+    }
+}
+
+fn to_wire(error: &RequestError) -> Wire<'_> {
+    match error {
+        RequestError::InvalidArgument { field, message } => {
+            Wire::InvalidArgument { field: field.as_ref().into(), message: message.into() }
+        }
+        RequestError::UnknownModel { name, served } => Wire::UnknownModel { name: name.into(), served: served.into() },
+        RequestError::PromptTooLong { n_tokens, limit } => Wire::PromptTooLong { n_tokens: *n_tokens, limit: *limit },
+        RequestError::Unsupported(what) => Wire::Unsupported { what: what.into() },
+        RequestError::Overloaded { reason, retry_after_ms } => {
+            Wire::Overloaded { reason: reason.into(), retry_after_ms: *retry_after_ms }
+        }
+        RequestError::NoWorker { model } => Wire::NoWorker { model: model.into() },
+        RequestError::WorkerLost { worker, n_tokens, reason } => {
+            Wire::WorkerLost { worker: worker.into(), n_tokens: *n_tokens, reason: reason.into() }
+        }
+        RequestError::StalePlacement(reason) => Wire::StalePlacement { reason: reason.into() },
+        RequestError::SlowReader(n_tokens) => Wire::SlowReader { n_tokens: *n_tokens },
+        RequestError::DeadlineExceeded { n_tokens } => Wire::DeadlineExceeded { n_tokens: *n_tokens },
+        RequestError::Cancelled => Wire::Cancelled,
+        RequestError::ShuttingDown(who) => Wire::ShuttingDown { who: who.into() },
+        RequestError::Internal(message) => Wire::Internal { message: message.into() },
+    }
+}
+
+fn from_wire(error: Wire<'_>) -> RequestError {
+    match error {
+        Wire::InvalidArgument { field, message } => {
+            RequestError::InvalidArgument { field: field.into_owned().into(), message: message.into_owned() }
+        }
+        Wire::UnknownModel { name, served } => {
+            RequestError::UnknownModel { name: name.into_owned(), served: served.into_owned() }
+        }
+        Wire::PromptTooLong { n_tokens, limit } => RequestError::PromptTooLong { n_tokens, limit },
+        Wire::Unsupported { what } => RequestError::Unsupported(what.into_owned()),
+        Wire::Overloaded { reason, retry_after_ms } => {
+            RequestError::Overloaded { reason: reason.into_owned(), retry_after_ms }
+        }
+        Wire::NoWorker { model } => RequestError::NoWorker { model: model.into_owned() },
+        Wire::WorkerLost { worker, n_tokens, reason } => {
+            RequestError::WorkerLost { worker: worker.into_owned(), n_tokens, reason: reason.into_owned() }
+        }
+        Wire::StalePlacement { reason } => RequestError::StalePlacement(reason.into_owned()),
+        Wire::SlowReader { n_tokens } => RequestError::SlowReader(n_tokens),
+        Wire::DeadlineExceeded { n_tokens } => RequestError::DeadlineExceeded { n_tokens },
+        Wire::Cancelled => RequestError::Cancelled,
+        Wire::ShuttingDown { who } => RequestError::ShuttingDown(who.into_owned()),
+        Wire::Internal { message } => RequestError::Internal(message.into_owned()),
+    }
+}
+
+fn foreign(status: &Status) -> RequestError {
+    let message = status.message().to_owned();
+    match status.code() {
+        Code::InvalidArgument | Code::OutOfRange => RequestError::InvalidArgument { field: "request".into(), message },
+        Code::NotFound => RequestError::UnknownModel { name: message, served: Vec::new() },
+        Code::Unimplemented => RequestError::Unsupported(message),
+        Code::ResourceExhausted => RequestError::Overloaded { reason: message, retry_after_ms: 1000 },
+        Code::FailedPrecondition | Code::Aborted => RequestError::StalePlacement(message),
+        Code::DeadlineExceeded => RequestError::DeadlineExceeded { n_tokens: 0 },
+        Code::Cancelled => RequestError::Cancelled,
+        Code::Unavailable => RequestError::WorkerLost { worker: String::new(), n_tokens: 0, reason: message },
+        code => RequestError::Internal(format!("{code:?}: {message}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_error_survives_a_status() {
+        let errors = [
+            RequestError::invalid("temperature", "-1 is out of range"),
+            RequestError::UnknownModel { name: "x".into(), served: vec!["a".into(), "b".into()] },
+            RequestError::PromptTooLong { n_tokens: 9, limit: 4 },
+            RequestError::Unsupported("adapter".into()),
+            RequestError::Overloaded { reason: "queue".into(), retry_after_ms: 250 },
+            RequestError::NoWorker { model: "m".into() },
+            RequestError::WorkerLost { worker: "w".into(), n_tokens: 3, reason: "reset".into() },
+            RequestError::StalePlacement("incarnation".into()),
+            RequestError::SlowReader(7),
+            RequestError::DeadlineExceeded { n_tokens: 2 },
+            RequestError::Cancelled,
+            RequestError::ShuttingDown("worker w".into()),
+            RequestError::Internal("昇腾".into()),
+        ];
+        for error in errors {
+            let status = to_status(&error);
+            assert_eq!(status.message(), error.to_string());
+            assert_eq!(from_status(&status), error);
+        }
+    }
+
+    #[test]
+    fn a_foreign_status_keeps_its_message() {
+        let error = from_status(&Status::unavailable("connection refused"));
+        assert!(error.to_string().contains("connection refused"), "{error}");
+        assert_eq!(from_status(&Status::deadline_exceeded("x")), RequestError::DeadlineExceeded { n_tokens: 0 });
+    }
+
+    #[test]
+    fn overload_tells_any_client_when_to_come_back() {
+        let status = to_status(&RequestError::Overloaded { reason: "queue".into(), retry_after_ms: 250 });
+        assert_eq!(status.metadata().get(RETRY_AFTER_KEY).and_then(|v| v.to_str().ok()), Some("250"));
+    }
+}
