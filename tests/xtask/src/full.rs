@@ -1,0 +1,37 @@
+//! The full-size forms of counted tests: CI runs a slice of each, this runs the whole.
+
+use anyhow::{Result, bail};
+
+use crate::{run, setup, test};
+
+/// Name, what it shows, and the `cargo test` arguments that run it.
+const FULL: [(&str, &str, &[&str]); 4] = [
+    ("engine", "random operation sequences against the naive model of the engine", &["-p", "engine"]),
+    (
+        "cluster",
+        "200 concurrent streams while a worker is killed, over real processes",
+        &["-p", "tests", "--test", "cluster"],
+    ),
+    ("disconnects", "2,000 random client disconnects leave nothing behind", &["-p", "tests", "--test", "disconnects"]),
+    ("files", "random damage to model files is refused, never a panic", &["-p", "models"]),
+];
+
+/// Runs one by name, or lists them.
+pub fn run(args: &[String]) -> Result<()> {
+    let [name] = args else {
+        for (name, shows, _) in FULL {
+            println!("{name:<14}{shows}");
+        }
+        return Ok(());
+    };
+    let Some((_, _, test_args)) = FULL.iter().find(|(known, _, _)| known == name) else {
+        bail!("no full test is called {name:?}; `cargo xtask full` lists them");
+    };
+    let mut tools = setup::for_tests()?;
+    tools.variables.push(("TESSERA_FULL", "1".into()));
+    let mut args: Vec<String> = test_args.iter().map(|arg| (*arg).to_owned()).collect();
+    args.extend(["--".to_owned(), "--nocapture".to_owned()]);
+    test::cargo_test(&tools, &args)?;
+    println!("{name}: full size passed in {}", run::root().display());
+    Ok(())
+}
