@@ -1,1 +1,19 @@
 //! Tensor, Ops and the CPU implementation.
+#![expect(unsafe_code, reason = "memory maps, SIMD intrinsics and raw tensor memory; every block states its fact")]
+
+pub mod arena;
+pub mod error;
+pub mod memory;
+pub mod ops;
+pub mod step;
+pub mod stream;
+pub mod tensor;
+pub mod weight;
+
+pub use arena::{Arena, DryRun};
+pub use error::{Error, Result};
+pub use ops::{Activation, Attention, LayerCache, Norm, Ops, RopeStyle, RopeTable};
+pub use step::{HostInputs, StepInputs, StepLimits};
+pub use stream::{Event, GroupId, StreamId};
+pub use tensor::{DType, DeviceId, Shape, Tensor};
+pub use weight::{RawWeight, Weight, WeightFormat, WeightRole};
