@@ -1,0 +1,156 @@
+//! A child process whose output is kept, whose announced addresses are read, and which never outlives its test.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+/// A running child.
+pub struct Process {
+    pub name: String,
+    child: Child,
+    lines: Arc<Lines>,
+    log: PathBuf,
+    folders: Vec<tempfile::TempDir>,
+}
+
+#[derive(Default)]
+struct Lines {
+    seen: Mutex<(Vec<String>, bool)>,
+    changed: Condvar,
+}
+
+impl Process {
+    /// Starts `command`; its errors go to a file that is shown when the test fails.
+    pub fn start(name: &str, mut command: Command) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("stderr");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(&log).unwrap());
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("start {name}: {error}"));
+        let lines = Arc::new(Lines::default());
+        let (output, sink) = (child.stdout.take().unwrap(), Arc::clone(&lines));
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                sink.seen.lock().unwrap().0.push(line);
+                sink.changed.notify_all();
+            }
+            sink.seen.lock().unwrap().1 = true;
+            sink.changed.notify_all();
+        });
+        Self { name: name.to_owned(), child, lines, log, folders: vec![folder] }
+    }
+
+    /// Starts the `tessera` binary with a configuration document, given as TOML.
+    pub fn tessera(name: &str, args: &[&str], config: Option<&toml::Table>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = Command::new(crate::place::tessera());
+        command.args(args);
+        if let Some(config) = config {
+            let path = folder.path().join("config.toml");
+            std::fs::write(&path, toml::to_string(config).unwrap()).unwrap();
+            command.arg("--config").arg(path);
+        }
+        let mut process = Self::start(name, command);
+        process.folders.push(folder);
+        process
+    }
+
+    /// Waits for a line of output for which `look` gives something.
+    pub fn line<T>(&self, what: &str, deadline: Duration, look: impl Fn(&str) -> Option<T>) -> T {
+        let end = Instant::now() + deadline;
+        let mut seen = self.lines.seen.lock().unwrap();
+        loop {
+            if let Some(found) = seen.0.iter().find_map(|line| look(line)) {
+                return found;
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() || seen.1 {
+                let state = if seen.1 { "ended" } else { "runs" };
+                panic!(
+                    "{} printed no {what} within {deadline:?} ({state}):\n{}\n{}",
+                    self.name,
+                    seen.0.join("\n"),
+                    self.errors()
+                );
+            }
+            seen = self.lines.changed.wait_timeout(seen, left).unwrap().0;
+        }
+    }
+
+    /// The address it announced for `what` (`grpc` or `http`).
+    pub fn address(&self, what: &str) -> String {
+        let wanted = format!("what={what}");
+        self.line(&format!("address of {what}"), Duration::from_secs(60), |line| {
+            let fields = fields(line.strip_prefix("listening ")?);
+            line.split(' ').any(|word| word == wanted).then(|| fields["address"].to_owned())
+        })
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Everything it wrote to standard error.
+    pub fn errors(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Everything it wrote to standard output.
+    pub fn output(&self) -> String {
+        self.lines.seen.lock().unwrap().0.join("\n")
+    }
+
+    /// Open file descriptors.
+    pub fn n_descriptors(&self) -> usize {
+        std::fs::read_dir(Path::new("/proc").join(self.pid().to_string()).join("fd")).map_or(0, Iterator::count)
+    }
+
+    /// Kills it as a crash would.
+    pub fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Asks it to stop, as Kubernetes does.
+    pub fn terminate(&self) {
+        let status = Command::new("kill").arg(self.pid().to_string()).status().unwrap();
+        assert!(status.success(), "kill {}", self.pid());
+    }
+
+    /// Waits for its end.
+    pub fn ended(&mut self, deadline: Duration) -> ExitStatus {
+        let end = Instant::now() + deadline;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < end, "{} still runs after {deadline:?}:\n{}", self.name, self.errors());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Whether it still runs.
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+        if std::thread::panicking() {
+            let errors = self.errors();
+            let tail: Vec<&str> = errors.lines().rev().take(30).collect();
+            eprintln!("--- last lines of {} ---", self.name);
+            tail.iter().rev().for_each(|line| eprintln!("{line}"));
+        }
+    }
+}
+
+/// `key=value` pairs of a line.
+pub fn fields(line: &str) -> BTreeMap<&str, &str> {
+    line.split(' ').filter_map(|word| word.split_once('=')).collect()
+}
