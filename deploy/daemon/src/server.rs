@@ -1,0 +1,155 @@
+//! The one server of every role: gRPC and HTTP on one port, bounded, observed, drained at the end.
+
+mod admin;
+mod connection;
+mod listener;
+mod metrics;
+mod readiness;
+mod stack;
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tonic::service::Routes;
+
+pub use listener::{BindError, Listener};
+pub use readiness::Readiness;
+
+use crate::shutdown::Shutdown;
+
+/// The bounds of a server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ServerConfig {
+    /// Connections open at once; beyond it new ones are closed.
+    pub n_connections_max: usize,
+    /// Calls that run at once on one HTTP/2 connection; clients wait beyond it.
+    pub n_streams_per_connection_max: u32,
+    /// Calls and requests that run at once, streams included; beyond it they are refused with UNAVAILABLE or 503.
+    pub n_requests_max: usize,
+    /// Largest body of a plain HTTP request.
+    pub body_bytes_max: usize,
+    /// Longest wait for the head of a request, and for each further piece of a plain HTTP body.
+    pub read_timeout_ms: u64,
+    /// Time between HTTP/2 pings and TCP keepalive probes.
+    pub keepalive_interval_ms: u64,
+    /// A peer that is silent for this long after a ping is gone.
+    pub keepalive_timeout_ms: u64,
+    /// After the shutdown, time for which connections are still accepted while `/readyz` already says no.
+    pub drain_delay_ms: u64,
+    /// After that, longest time for running calls to end by themselves.
+    pub grace_ms: u64,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            n_connections_max: 8_192,
+            n_streams_per_connection_max: 4_096,
+            n_requests_max: 16_384,
+            body_bytes_max: 8 << 20,
+            read_timeout_ms: 15_000,
+            keepalive_interval_ms: 15_000,
+            keepalive_timeout_ms: 15_000,
+            drain_delay_ms: 0,
+            grace_ms: 30_000,
+        }
+    }
+}
+
+/// A server that was given its services but no listener yet.
+#[derive(Debug)]
+pub struct Server {
+    role: &'static str,
+    config: ServerConfig,
+    grpc: Routes,
+    http: axum::Router,
+    descriptors: Option<&'static [u8]>,
+    service_names: Vec<&'static str>,
+    readiness: Option<Readiness>,
+}
+
+/// Why a server could not serve.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The descriptor set given to [`Server::reflection`] is broken.
+    #[error("cannot serve reflection")]
+    Reflection(#[from] tonic_reflection::server::Error),
+}
+
+impl Server {
+    /// Makes a server with nothing but health, `/livez`, `/readyz` and `/metrics`.
+    #[must_use]
+    pub fn new(role: &'static str, config: ServerConfig) -> Self {
+        Self {
+            role,
+            config,
+            grpc: Routes::default(),
+            http: axum::Router::new(),
+            descriptors: None,
+            service_names: Vec::new(),
+            readiness: None,
+        }
+    }
+
+    /// Serves these gRPC services.
+    #[must_use]
+    pub fn grpc(mut self, routes: Routes) -> Self {
+        self.grpc = routes;
+        self
+    }
+
+    /// Serves these HTTP routes; `/livez`, `/readyz` and `/metrics` are the server's own.
+    #[must_use]
+    pub fn http(mut self, router: axum::Router) -> Self {
+        self.http = router;
+        self
+    }
+
+    /// Serves reflection (v1 and v1alpha) from this encoded `FileDescriptorSet`.
+    #[must_use]
+    pub fn reflection(mut self, descriptor_set_bytes: &'static [u8]) -> Self {
+        self.descriptors = Some(descriptor_set_bytes);
+        self
+    }
+
+    /// Names the gRPC services that reflection lists and health answers for by name; without it reflection lists
+    /// the whole descriptor set.
+    #[must_use]
+    pub fn service_names(mut self, names: &[&'static str]) -> Self {
+        self.service_names = names.to_vec();
+        self
+    }
+
+    /// Ties `/readyz` and gRPC health to `readiness`; without it the server is ready as soon as it serves.
+    #[must_use]
+    pub fn ready(mut self, readiness: Readiness) -> Self {
+        self.readiness = Some(readiness);
+        self
+    }
+
+    /// Serves until `shutdown`, then lets running calls end, for the configured grace at most.
+    ///
+    /// No timeout cuts a response: a stream ends when its handler ends it, its peer goes or the grace is over.
+    /// Handlers of endless streams watch `shutdown` themselves.
+    ///
+    /// # Errors
+    /// When the server cannot be built; what happens to single connections is no error of the server.
+    pub async fn serve(self, listener: Listener, shutdown: Shutdown) -> Result<(), ServeError> {
+        let readiness = self.readiness.clone().unwrap_or_else(|| {
+            let readiness = Readiness::new();
+            readiness.set(true, "");
+            readiness
+        });
+        let metrics = metrics::Metrics::new(self.role, &listener.local_addr().to_string());
+        let config = self.config.clone();
+        let router = stack::build(self, &readiness, &metrics)?;
+        connection::serve_until(listener, router, connection::Settings { config, readiness, metrics }, shutdown).await;
+        Ok(())
+    }
+}
+
+/// Milliseconds of a configuration as a duration.
+fn ms(value: u64) -> Duration {
+    Duration::from_millis(value)
+}
