@@ -28,7 +28,7 @@ struct Held {
 async fn held(cluster: &Cluster) -> Held {
     let mut tasks = 0.0;
     for address in [&cluster.routers[0].http, &cluster.workers[0].address] {
-        tasks += Metrics::fetch(address).await.unwrap().sum("tessera_process_tasks", &[]);
+        tasks += Metrics::fetch(address).await.unwrap().sum("tessera_runtime_tasks", &[]);
     }
     let descriptors = [&cluster.routers[0].process, &cluster.workers[0].process];
     Held { tasks, descriptors: descriptors.map(|process| process.n_descriptors()).to_vec() }
