@@ -1,5 +1,7 @@
 //! Large, aligned, zeroed memory that the system commits when it is touched, in huge pages where there are any.
 
+pub mod file;
+
 use std::ptr::NonNull;
 
 use crate::error::{Error, Result};

@@ -1,0 +1,33 @@
+//! Files that are read in place: weights are larger than what anyone wants to copy.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+/// A file mapped for reading; pages are loaded when they are touched and shared with other processes.
+#[derive(Debug)]
+pub struct MappedFile {
+    map: memmap2::Mmap,
+}
+
+impl MappedFile {
+    /// Maps a whole file.
+    ///
+    /// The file must not be shortened while it is mapped: touching what is gone ends the process, as with any
+    /// program that maps files. Replace model files by renaming new ones over them.
+    ///
+    /// # Errors
+    /// What the operating system says.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let file = File::open(path)?;
+        // SAFETY: the mapping is private and read-only, so nobody writes through it; that others do not change the
+        // file meanwhile is asked of the operator above.
+        let map = unsafe { memmap2::Mmap::map(&file) }?;
+        Ok(Self { map })
+    }
+
+    /// The file's bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        &self.map
+    }
+}
