@@ -153,3 +153,6 @@ impl Server {
 fn ms(value: u64) -> Duration {
     Duration::from_millis(value)
 }
+
+#[cfg(test)]
+mod tests;

@@ -126,7 +126,7 @@ mod tests {
         assert_eq!((handle.await.unwrap(), tasks.count()), (7, 0));
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn join_names_what_still_runs_at_the_deadline() {
         let tasks = Tasks::new();
         tasks.spawn("stuck", std::future::pending::<()>());

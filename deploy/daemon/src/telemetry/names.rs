@@ -128,6 +128,9 @@ metrics! {
     /// Placement decisions.
     ROUTE_DECISIONS = Counter, Count, "tessera.route.decisions", ["policy", "reason"],
         "Placement decisions, by policy and reason";
+    /// Engines that the router knows; `state` is ready, stale or gone.
+    ROUTE_ENGINES = Gauge, Count, "tessera.route.engines", ["state"],
+        "Engines that the router knows, by state";
     /// Requests refused before placement.
     ADMISSION_REJECTIONS = Counter, Count, "tessera.admission.rejections", ["reason"],
         "Requests refused before placement, by reason";
@@ -152,7 +155,7 @@ metrics! {
     /// Requests that ended without finishing; `reason` is one of a closed set.
     ENGINE_ABORTS = Counter, Count, "tessera.engine.aborts", ["reason"],
         "Requests aborted in the engine, by reason";
-    /// Blocks of the pool; `state` is allocated, cached or free.
+    /// Blocks of the pool; `state` is total, allocated, cached or free.
     KV_CACHE_BLOCKS = Gauge, Count, "tessera.kv_cache.blocks", ["state"],
         "Blocks of the KV cache, by state";
     /// Prompt tokens looked up in the prefix cache; `result` is hit or miss.
