@@ -23,6 +23,8 @@ pub struct Plan {
     pub worker: Table,
     /// Set in every router's table.
     pub router: Table,
+    /// The telemetry table of every process.
+    pub telemetry: Table,
     /// Lease of every member in milliseconds.
     pub ttl_ms: i64,
 }
@@ -40,6 +42,7 @@ impl Default for Plan {
             n_workers: 1,
             worker,
             router: Table::new(),
+            telemetry: Table::new(),
             ttl_ms: 2000,
         }
     }

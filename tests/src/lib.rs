@@ -12,6 +12,7 @@ pub mod client;
 pub mod cluster;
 pub mod etcd;
 pub mod metrics;
+pub mod otlp;
 pub mod place;
 pub mod process;
 pub mod seed;
