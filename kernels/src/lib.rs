@@ -2,15 +2,19 @@
 #![expect(unsafe_code, reason = "memory maps, SIMD intrinsics and raw tensor memory; every block states its fact")]
 
 pub mod arena;
+pub mod cpu;
 pub mod error;
 pub mod memory;
+mod op;
 pub mod ops;
+pub mod quant;
 pub mod step;
 pub mod stream;
 pub mod tensor;
 pub mod weight;
 
 pub use arena::{Arena, DryRun};
+pub use cpu::{ComputeDtype, CpuOps, CpuOptions, Isa};
 pub use error::{Error, Result};
 pub use ops::{Activation, Attention, LayerCache, Norm, Ops, RopeStyle, RopeTable};
 pub use step::{HostInputs, StepInputs, StepLimits};

@@ -1,0 +1,257 @@
+//! The CPU as a device: executes at once, on its own threads, with the instruction set chosen when it is made.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::cpu::access::Access;
+use crate::cpu::packed::Packed;
+use crate::cpu::pool::{Body, Pool};
+use crate::cpu::table::Table;
+use crate::error::Result;
+use crate::memory::Mapping;
+use crate::op;
+use crate::ops::{Activation, Attention, LayerCache, Norm, Ops, RopeTable};
+use crate::step::StepInputs;
+use crate::stream::{Event, StreamId};
+use crate::tensor::{Buffer, DType, DeviceId, Shape, Tensor};
+use crate::weight::{RawWeight, Weight, WeightRole};
+
+pub(crate) mod access;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod isa;
+mod lanes;
+pub(crate) mod packed;
+mod pool;
+mod scalar;
+mod simd;
+pub(crate) mod table;
+
+pub use isa::Isa;
+pub use packed::ComputeDtype;
+
+/// Elementary operations below which a loop is not worth waking other threads.
+pub(crate) const PARALLEL_WORK: usize = 32_768;
+
+/// How a CPU computes.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct CpuOptions {
+    /// Format of matrices in memory.
+    pub dtype: ComputeDtype,
+    /// Threads, the caller's included; 0 takes one.
+    pub threads: usize,
+    /// Instruction set; `None` takes the fastest there is.
+    pub isa: Option<Isa>,
+}
+
+/// The operators on this CPU.
+///
+/// Calls of one instance run one after the other, on whichever thread makes them; `forward` passes belong on a thread
+/// of their own, never on one of an async runtime.
+pub struct CpuOps {
+    device: DeviceId,
+    dtype: ComputeDtype,
+    isa: Isa,
+    machine: Mutex<Machine>,
+}
+
+/// What a call computes with; whoever holds it has the device to itself.
+pub(crate) struct Machine {
+    pool: Pool,
+    pub(crate) table: &'static Table,
+    /// Attention's memory, grown to the largest call and kept.
+    pub(crate) scratch: Vec<f32>,
+    /// Attention's (sequence, first query row) tiles, kept for their capacity.
+    pub(crate) tiles: Vec<(usize, usize)>,
+}
+
+impl Machine {
+    /// Calls `body(thread, chunk)` for each chunk, on all threads when `work` is worth it.
+    pub(crate) fn run(&mut self, work: usize, n_chunks: usize, body: &Body<'_>) {
+        if work < PARALLEL_WORK {
+            (0..n_chunks).for_each(|chunk| body(0, chunk));
+        } else {
+            self.pool.run(n_chunks, body);
+        }
+    }
+
+    /// Number of threads.
+    pub(crate) fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+}
+
+impl CpuOps {
+    /// Starts the threads and chooses the kernels.
+    ///
+    /// # Errors
+    /// [`Error::IsaMissing`] when this CPU lacks the instruction set asked for; [`Error::System`] when threads cannot be
+    /// started.
+    pub fn new(options: &CpuOptions) -> Result<Self> {
+        let table = Table::of(options.isa.unwrap_or_else(Isa::best))?;
+        let pool = Pool::new(options.threads.max(1))?;
+        let machine = Mutex::new(Machine { pool, table, scratch: Vec::new(), tiles: Vec::new() });
+        Ok(Self { device: DeviceId::unique(), dtype: options.dtype, isa: table.isa, machine })
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// Calls `f` with the elements of an f32 tensor, without a copy: how the sampler reads logits.
+    ///
+    /// `f` must not call operators of this instance: it would wait for itself.
+    ///
+    /// # Errors
+    /// When the tensor is another device's or not f32.
+    pub fn with_f32<R>(&self, tensor: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result<R> {
+        let (_machine, access) = self.enter("with_f32");
+        Ok(f(access.read::<f32>("tensor", tensor, DType::F32)?))
+    }
+
+    /// Takes the device for one call.
+    fn enter(&self, op: &'static str) -> (MutexGuard<'_, Machine>, Access) {
+        // A panicking kernel leaves unspecified results, not broken state.
+        let machine = self.machine.lock().unwrap_or_else(PoisonError::into_inner);
+        (machine, Access { op, device: self.device })
+    }
+}
+
+impl fmt::Debug for CpuOps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CpuOps({})", self.numerics())
+    }
+}
+
+impl Ops for CpuOps {
+    fn device(&self) -> DeviceId {
+        self.device
+    }
+
+    fn numerics(&self) -> String {
+        format!("cpu {} {:?}", self.isa, self.dtype).to_lowercase()
+    }
+
+    fn alloc(&self, shape: Shape, dtype: DType) -> Result<Tensor> {
+        let mapping = Mapping::zeroed(shape.elements() * dtype.bytes())?;
+        let (address, len) = (mapping.address(), mapping.len());
+        // SAFETY: the mapping lives as long as the buffer owns it, and only `Access`, under the lock, reaches into it.
+        let buffer = unsafe { Buffer::new(address, len, self.device, Box::new(mapping)) };
+        Tensor::new(Arc::new(buffer), shape, dtype)
+    }
+
+    fn load_weight(&self, raw: RawWeight<'_>, role: WeightRole) -> Result<Weight> {
+        let (mut machine, _) = self.enter("load_weight");
+        let packed = Packed::load(&mut machine.pool, &raw, role, self.dtype)?;
+        Ok(Weight::new(raw.shape, role, self.device, packed.n_bytes(), Arc::new(packed)))
+    }
+
+    fn upload(&self, _: StreamId, source: &[u8], target: &Tensor) -> Result<()> {
+        let (_machine, access) = self.enter("upload");
+        let fits = source.len() == target.n_bytes();
+        access.shape("target", target, fits, &format!("{} bytes", source.len()))?;
+        // SAFETY: `target` is the only tensor of this call.
+        unsafe { access.write_bytes("target", target, &[])? }.copy_from_slice(source);
+        Ok(())
+    }
+
+    fn read_back(&self, _: StreamId, source: &Tensor, target: &mut [u8]) -> Result<()> {
+        let (_machine, access) = self.enter("read_back");
+        access.shape("source", source, target.len() == source.n_bytes(), &format!("{} bytes", target.len()))?;
+        target.copy_from_slice(access.read_bytes("source", source)?);
+        Ok(())
+    }
+
+    fn copy(&self, _: StreamId, source: &Tensor, target: &Tensor) -> Result<()> {
+        let (_machine, access) = self.enter("copy");
+        let fits = source.n_bytes() == target.n_bytes() && source.dtype() == target.dtype();
+        access.shape("target", target, fits, &format!("{:?} {}", source.dtype(), source.shape()))?;
+        let from = access.read_bytes("source", source)?;
+        // SAFETY: the other tensor of this call is named.
+        unsafe { access.write_bytes("target", target, &[source])? }.copy_from_slice(from);
+        Ok(())
+    }
+
+    fn record_event(&self, _: StreamId) -> Result<Event> {
+        Ok(Event::done())
+    }
+
+    fn wait_event(&self, _: StreamId, event: &Event) -> Result<()> {
+        event.wait()
+    }
+
+    fn embed(&self, _: StreamId, ids: &Tensor, table: &Weight, scale: f32, out: &Tensor) -> Result<()> {
+        let (_machine, access) = self.enter("embed");
+        op::embed::run(&access, ids, table, scale, out)
+    }
+
+    fn rms_norm(&self, _: StreamId, x: &Tensor, norm: &Norm, out: &Tensor) -> Result<()> {
+        let (mut machine, access) = self.enter("rms_norm");
+        op::norm::run(&mut machine, &access, x, norm, out)
+    }
+
+    fn add_rms_norm(&self, _: StreamId, residual: &Tensor, x: &Tensor, norm: &Norm, out: &Tensor) -> Result<()> {
+        let (mut machine, access) = self.enter("add_rms_norm");
+        op::norm::run_add(&mut machine, &access, residual, x, norm, out)
+    }
+
+    fn head_rms_norm(&self, _: StreamId, x: &Tensor, norm: &Norm) -> Result<()> {
+        let (mut machine, access) = self.enter("head_rms_norm");
+        op::norm::run_heads(&mut machine, &access, x, norm)
+    }
+
+    fn matmul(&self, _: StreamId, x: &Tensor, weight: &Weight, bias: Option<&Weight>, out: &Tensor) -> Result<()> {
+        let (mut machine, access) = self.enter("matmul");
+        op::matmul::run(&mut machine, &access, x, weight, bias, out)
+    }
+
+    fn rope(&self, _: StreamId, x: &Tensor, positions: &Tensor, rope: &RopeTable) -> Result<()> {
+        let (mut machine, access) = self.enter("rope");
+        op::rope::run(&mut machine, &access, x, positions, rope)
+    }
+
+    fn write_kv(&self, _: StreamId, step: &StepInputs, k: &Tensor, v: &Tensor, cache: &LayerCache) -> Result<()> {
+        let (_machine, access) = self.enter("write_kv");
+        op::kv::run(&access, step, k, v, cache)
+    }
+
+    fn paged_attention(&self, _: StreamId, step: &StepInputs, args: &Attention<'_>) -> Result<()> {
+        let (mut machine, access) = self.enter("paged_attention");
+        op::attention::run(&mut machine, &access, step, args)
+    }
+
+    fn gated_activation(
+        &self,
+        _: StreamId,
+        activation: Activation,
+        gate: &Tensor,
+        up: &Tensor,
+        out: &Tensor,
+    ) -> Result<()> {
+        let (mut machine, access) = self.enter("gated_activation");
+        op::activation::run(&mut machine, &access, activation, [gate, up, out])
+    }
+
+    fn add(&self, _: StreamId, x: &Tensor, y: &Tensor) -> Result<()> {
+        let (mut machine, access) = self.enter("add");
+        op::elementwise::add(&mut machine, &access, x, y)
+    }
+
+    fn scale(&self, _: StreamId, x: &Tensor, factor: f32) -> Result<()> {
+        let (mut machine, access) = self.enter("scale");
+        op::elementwise::scale(&mut machine, &access, x, factor)
+    }
+
+    fn soft_cap(&self, _: StreamId, x: &Tensor, cap: f32) -> Result<()> {
+        let (mut machine, access) = self.enter("soft_cap");
+        op::elementwise::soft_cap(&mut machine, &access, x, cap)
+    }
+
+    fn gather_rows(&self, _: StreamId, x: &Tensor, rows: &Tensor, out: &Tensor) -> Result<()> {
+        let (_machine, access) = self.enter("gather_rows");
+        op::elementwise::gather_rows(&access, x, rows, out)
+    }
+}

@@ -1,0 +1,131 @@
+//! Kernels for AVX2 with FMA and F16C: eight lanes.
+
+use std::arch::x86_64::*;
+
+use crate::cpu::lanes::Lanes;
+use crate::cpu::table::{Accumulators, MatmulTile, Table};
+use crate::cpu::{Isa, simd};
+use crate::op::attention::{Scratch, Unit};
+use crate::ops::Activation;
+
+/// The table of this instruction set; its functions run only where [`Isa::Avx2`] is available.
+pub(crate) static TABLE: Table =
+    Table { isa: Isa::Avx2, matmul_bf16, matmul_f32, attend, sum_squares, gated_activation };
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn matmul_bf16(tile: &MatmulTile<'_, u16>, out: &mut Accumulators) {
+    // SAFETY: the features are enabled here.
+    unsafe { simd::matmul_tile::<__m256, u16>(tile, out) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn matmul_f32(tile: &MatmulTile<'_, f32>, out: &mut Accumulators) {
+    // SAFETY: the features are enabled here.
+    unsafe { simd::matmul_tile::<__m256, f32>(tile, out) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn attend(unit: &Unit<'_>, scratch: &mut Scratch<'_>) {
+    // SAFETY: the features are enabled here.
+    unsafe { simd::attend::<__m256>(unit, scratch) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn sum_squares(x: &[f32]) -> f32 {
+    // SAFETY: the features are enabled here.
+    unsafe { simd::sum_squares::<__m256>(x) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn gated_activation(activation: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    // SAFETY: the features are enabled here.
+    unsafe { simd::gated_activation::<__m256>(activation, gate, up, out) }
+}
+
+impl Lanes for __m256 {
+    const N: usize = 8;
+    const ROWS: usize = 4;
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm256_set1_ps(value) }
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm256_loadu_ps(from) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast())))) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: as the trait demands.
+        unsafe { _mm256_storeu_ps(to, self) }
+    }
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm256_add_ps(self, other) }
+    }
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm256_mul_ps(self, other) }
+    }
+    #[inline(always)]
+    unsafe fn div(self, other: Self) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm256_div_ps(self, other) }
+    }
+    #[inline(always)]
+    unsafe fn fma(self, factor: Self, addend: Self) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm256_fmadd_ps(self, factor, addend) }
+    }
+    #[inline(always)]
+    unsafe fn max(self, other: Self) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm256_max_ps(self, other) }
+    }
+    #[inline(always)]
+    unsafe fn min(self, other: Self) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm256_min_ps(self, other) }
+    }
+    #[inline(always)]
+    unsafe fn round(self) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(self) }
+    }
+    #[inline(always)]
+    unsafe fn scale_by_power(self, power: Self) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe {
+            let biased = _mm256_add_epi32(_mm256_cvtps_epi32(power), _mm256_set1_epi32(127));
+            _mm256_mul_ps(self, _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn zero_where_below(self, x: Self, bound: Self) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm256_and_ps(_mm256_cmp_ps::<_CMP_NLT_UQ>(x, bound), self) }
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        // SAFETY: as the trait demands.
+        unsafe {
+            let quarters = _mm_add_ps(_mm256_castps256_ps128(self), _mm256_extractf128_ps::<1>(self));
+            let pairs = _mm_add_ps(quarters, _mm_movehl_ps(quarters, quarters));
+            _mm_cvtss_f32(_mm_add_ss(pairs, _mm_movehdup_ps(pairs)))
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Kernels for AVX-512 F, BW, DQ and VL: sixteen lanes.
+
+use std::arch::x86_64::*;
+
+use crate::cpu::lanes::Lanes;
+use crate::cpu::table::{Accumulators, MatmulTile, Table};
+use crate::cpu::{Isa, simd};
+use crate::op::attention::{Scratch, Unit};
+use crate::ops::Activation;
+
+/// The table of this instruction set; its functions run only where [`Isa::Avx512`] is available.
+pub(crate) static TABLE: Table =
+    Table { isa: Isa::Avx512, matmul_bf16, matmul_f32, attend, sum_squares, gated_activation };
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn matmul_bf16(tile: &MatmulTile<'_, u16>, out: &mut Accumulators) {
+    // SAFETY: the features are enabled here.
+    unsafe { simd::matmul_tile::<__m512, u16>(tile, out) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn matmul_f32(tile: &MatmulTile<'_, f32>, out: &mut Accumulators) {
+    // SAFETY: the features are enabled here.
+    unsafe { simd::matmul_tile::<__m512, f32>(tile, out) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn attend(unit: &Unit<'_>, scratch: &mut Scratch<'_>) {
+    // SAFETY: the features are enabled here.
+    unsafe { simd::attend::<__m512>(unit, scratch) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn sum_squares(x: &[f32]) -> f32 {
+    // SAFETY: the features are enabled here.
+    unsafe { simd::sum_squares::<__m512>(x) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn gated_activation(activation: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    // SAFETY: the features are enabled here.
+    unsafe { simd::gated_activation::<__m512>(activation, gate, up, out) }
+}
+
+impl Lanes for __m512 {
+    const N: usize = 16;
+    const ROWS: usize = 8;
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm512_set1_ps(value) }
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm512_loadu_ps(from) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast())))) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: as the trait demands.
+        unsafe { _mm512_storeu_ps(to, self) }
+    }
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm512_add_ps(self, other) }
+    }
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm512_mul_ps(self, other) }
+    }
+    #[inline(always)]
+    unsafe fn div(self, other: Self) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm512_div_ps(self, other) }
+    }
+    #[inline(always)]
+    unsafe fn fma(self, factor: Self, addend: Self) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm512_fmadd_ps(self, factor, addend) }
+    }
+    #[inline(always)]
+    unsafe fn max(self, other: Self) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm512_max_ps(self, other) }
+    }
+    #[inline(always)]
+    unsafe fn min(self, other: Self) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm512_min_ps(self, other) }
+    }
+    #[inline(always)]
+    unsafe fn round(self) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm512_roundscale_ps::<0>(self) }
+    }
+    #[inline(always)]
+    unsafe fn scale_by_power(self, power: Self) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm512_scalef_ps(self, power) }
+    }
+    #[inline(always)]
+    unsafe fn zero_where_below(self, x: Self, bound: Self) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, bound), self) }
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        // SAFETY: as the trait demands.
+        unsafe {
+            let halves = _mm256_add_ps(_mm512_castps512_ps256(self), _mm512_extractf32x8_ps::<1>(self));
+            halves.sum()
+        }
+    }
+}

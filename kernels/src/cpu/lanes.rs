@@ -1,0 +1,66 @@
+//! A vector register of f32 lanes, so that a kernel is written once for several widths.
+
+/// A vector of [`Lanes::N`] floats.
+///
+/// # Safety
+/// All methods must be inlined into a function whose target features the implementation names.
+pub(crate) trait Lanes: Copy {
+    /// Number of lanes; divides 16.
+    const N: usize;
+    /// Rows of the matrix micro-kernel, as many as the register file holds beside two weight vectors.
+    const ROWS: usize;
+
+    unsafe fn splat(value: f32) -> Self;
+    unsafe fn load(from: *const f32) -> Self;
+    unsafe fn load_bf16(from: *const u16) -> Self;
+    unsafe fn load_f16(from: *const u16) -> Self;
+    unsafe fn store(self, to: *mut f32);
+    unsafe fn add(self, other: Self) -> Self;
+    unsafe fn mul(self, other: Self) -> Self;
+    unsafe fn div(self, other: Self) -> Self;
+    /// `self * factor + addend`, rounded once.
+    unsafe fn fma(self, factor: Self, addend: Self) -> Self;
+    /// The larger; `other` where either is NaN.
+    unsafe fn max(self, other: Self) -> Self;
+    /// The smaller; `other` where either is NaN.
+    unsafe fn min(self, other: Self) -> Self;
+    /// Nearest integers, ties to even.
+    unsafe fn round(self) -> Self;
+    /// `self * 2^power` for integral powers from -126 to 127.
+    unsafe fn scale_by_power(self, power: Self) -> Self;
+    /// `self`, but 0 where `x < bound`.
+    unsafe fn zero_where_below(self, x: Self, bound: Self) -> Self;
+    /// Sum of the lanes as a tree of halves.
+    unsafe fn sum(self) -> f32;
+
+    /// Largest lane.
+    #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        let mut lanes = [0.0f32; 16];
+        // SAFETY: the array holds N <= 16 floats; target features as for the trait.
+        unsafe { self.store(lanes.as_mut_ptr()) };
+        lanes[..Self::N].iter().copied().fold(f32::NEG_INFINITY, f32::max)
+    }
+
+    /// `e^self`, within 2 ulp; 0 below -87.3 and for negative infinity.
+    ///
+    /// Range reduction and polynomial of the Cephes library's `expf`.
+    #[inline(always)]
+    unsafe fn exp(self) -> Self {
+        const LOW: f32 = -87.3;
+        // SAFETY: target features as for the trait.
+        unsafe {
+            // The bound first, so that NaN stays NaN.
+            let x = Self::splat(88.3).min(Self::splat(LOW).max(self));
+            let n = x.mul(Self::splat(std::f32::consts::LOG2_E)).round();
+            let r = n.fma(Self::splat(-0.693_359_4), x);
+            let r = n.fma(Self::splat(2.121_944_4e-4), r);
+            let mut p = Self::splat(1.987_569_1e-4);
+            for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
+                p = p.fma(r, Self::splat(c));
+            }
+            let y = p.fma(r.mul(r), r).add(Self::splat(1.0));
+            y.scale_by_power(n).zero_where_below(self, Self::splat(LOW))
+        }
+    }
+}
