@@ -2,12 +2,20 @@
 
 pub mod architectures;
 pub mod config;
+mod decoder;
 pub mod files;
+mod kv_cache;
+mod layers;
+mod load;
+mod model;
 mod names;
 pub mod rope;
-pub mod tokenizer;
+mod tokenizer;
 
 pub use config::{LayerKind, ModelConfig};
 pub use files::error::OpenError;
 pub use files::{FileKind, GenerationDefaults, ModelFiles};
+pub use kv_cache::{KvCache, KvSpec};
+pub use load::{LoadError, LoadOptions, load};
+pub use model::Model;
 pub use tokenizer::{GgufTokenizer, GgufTokenizerModel, TokenType, TokenizerSource};

@@ -1,0 +1,76 @@
+//! The paged cache of keys and values: one region of each for every layer, over all blocks.
+
+use contract::kv::{BlockOrder, KvDtype, KvLayout};
+use kernels::{DType, Error, LayerCache, Ops, Shape};
+
+/// What a model keeps of each token, in each layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvSpec {
+    /// Layers.
+    pub n_layers: u32,
+    /// Key and value heads.
+    pub kv_heads: u32,
+    /// Elements of a key per head.
+    pub key_dim: u32,
+    /// Elements of a value per head.
+    pub value_dim: u32,
+}
+
+impl KvSpec {
+    /// The layout of a pool for this model.
+    pub fn layout(&self, order: BlockOrder, block_size: u32, dtype: KvDtype) -> KvLayout {
+        let Self { n_layers, kv_heads, key_dim, value_dim } = *self;
+        KvLayout { order, n_layers, kv_heads, block_size, key_dim, value_dim, dtype }
+    }
+}
+
+/// A pool's memory on a device.
+#[derive(Clone, Debug)]
+pub struct KvCache {
+    layout: KvLayout,
+    n_blocks: usize,
+    layers: Vec<LayerCache>,
+}
+
+impl KvCache {
+    /// Allocates all regions; devices commit memory when it is touched.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], or [`Error::Unsupported`] for a number format that no cache operator takes.
+    pub fn allocate(ops: &dyn Ops, layout: KvLayout, n_blocks: usize) -> Result<Self, Error> {
+        let dtype = match layout.dtype {
+            KvDtype::F32 => DType::F32,
+            KvDtype::Bf16 => DType::Bf16,
+            KvDtype::F16 => DType::F16,
+            KvDtype::Int8 => return Err(Error::Unsupported { op: "kv cache", what: "int8".into() }),
+        };
+        let (heads, block) = (layout.kv_heads as usize, layout.block_size as usize);
+        let region = |dim: u32| {
+            let dim = dim as usize;
+            let dims = match layout.order {
+                BlockOrder::HeadsFirst => [n_blocks, heads, block, dim],
+                BlockOrder::TokensFirst => [n_blocks, block, heads, dim],
+            };
+            let shape = Shape::new(&dims).ok_or(Error::OutOfMemory { bytes: usize::MAX })?;
+            ops.alloc(shape, dtype)
+        };
+        let layer = |_| Ok(LayerCache { keys: region(layout.key_dim)?, values: region(layout.value_dim)? });
+        let layers = (0..layout.n_layers).map(layer).collect::<Result<_, Error>>()?;
+        Ok(Self { layout, n_blocks, layers })
+    }
+
+    /// How blocks lie in the regions.
+    pub fn layout(&self) -> KvLayout {
+        self.layout
+    }
+
+    /// Blocks in the pool.
+    pub fn n_blocks(&self) -> usize {
+        self.n_blocks
+    }
+
+    /// A layer's two regions.
+    pub fn layer(&self, index: usize) -> &LayerCache {
+        &self.layers[index]
+    }
+}
