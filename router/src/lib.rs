@@ -1,1 +1,3 @@
 //! Front door: gRPC and OpenAI HTTP, text, placement, streaming.
+
+pub mod text;
