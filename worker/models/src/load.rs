@@ -53,17 +53,17 @@ pub enum LoadError {
         actual: Vec<usize>,
     },
     /// The device refused a weight.
-    #[error("{path}: tensor {tensor}: {source}")]
+    #[error("{path}: the device refused tensor {tensor}")]
     Weight {
         /// What was opened.
         path: PathBuf,
         /// The weight's name.
         tensor: String,
         /// What the device says.
-        source: kernels::Error,
+        source: Box<kernels::Error>,
     },
     /// The device refused scratch memory or tables.
-    #[error("cannot prepare the device for the model: {0}")]
+    #[error("cannot prepare the device for the model")]
     Device(#[from] kernels::Error),
 }
 
@@ -212,7 +212,11 @@ impl<'a> Loader<'a> {
         self.check_shape(&tensor, &stored, expected)?;
         let shape = Shape::new(expected).ok_or(kernels::Error::OutOfMemory { bytes: stored.bytes.len() })?;
         let raw = RawWeight { bytes: stored.bytes, format: stored.format, shape };
-        self.ops.load_weight(raw, role).map_err(|source| LoadError::Weight { path: path(), tensor, source })
+        self.ops.load_weight(raw, role).map_err(|source| LoadError::Weight {
+            path: path(),
+            tensor,
+            source: Box::new(source),
+        })
     }
 
     fn check_shape(&self, tensor: &str, stored: &StoredTensor<'_>, expected: &[usize]) -> Result<(), LoadError> {

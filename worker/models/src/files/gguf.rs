@@ -289,7 +289,7 @@ impl<'a> Cursor<'a> {
 
     /// Checks that `count` things of at least `bytes_min` bytes each can follow.
     fn check_count(&self, count: u64, bytes_min: u64, what: impl FnOnce() -> String) -> Result<usize, GgufError> {
-        let need = count.checked_mul(bytes_min).unwrap_or(u64::MAX);
+        let need = count.saturating_mul(bytes_min);
         if need > self.left() {
             return Err(GgufError::Truncated { what: what(), offset: self.at as u64, need, have: self.left() });
         }

@@ -1,0 +1,70 @@
+//! Fixtures, GGUF files made of them, and a runner that feeds a model through the paged cache.
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+pub mod convert;
+pub mod gguf_writer;
+pub mod runner;
+
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+/// What Hugging Face transformers computed for a tiny checkpoint.
+#[derive(Deserialize)]
+pub struct Golden {
+    /// Prompt ids.
+    pub prompt: Vec<u32>,
+    /// Greedy continuation.
+    pub greedy: Vec<u32>,
+    /// Logits at the first position.
+    pub first_logits: Vec<f32>,
+    /// Logits at the last position of the prompt.
+    pub last_logits: Vec<f32>,
+    /// Gap between the two best logits at each greedy token.
+    pub top2_gap: Vec<f32>,
+}
+
+/// Names of the tiny checkpoints.
+pub const TINY: [&str; 6] = ["llama", "llama3_rope", "mistral", "qwen2", "qwen3", "gemma3_text"];
+
+/// A folder or file of `tests/fixtures`.
+pub fn fixture(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
+}
+
+/// A tiny checkpoint.
+pub fn tiny(name: &str) -> PathBuf {
+    fixture("tiny").join(name)
+}
+
+/// Its reference.
+pub fn golden(name: &str) -> Golden {
+    let text = std::fs::read_to_string(tiny(name).join("golden.json")).expect("the fixture is in the repository");
+    serde_json::from_str(&text).expect("golden.json")
+}
+
+/// A seed from SEED, else the given one; printed so that a failure can be replayed.
+pub fn seed(default: u64) -> u64 {
+    let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(default);
+    println!("SEED={seed}");
+    seed
+}
+
+/// Small random numbers (splitmix64).
+pub struct Random(pub u64);
+
+impl Random {
+    /// The next 64 bits.
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `bound`.
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound.max(1) as u64) as usize
+    }
+}
