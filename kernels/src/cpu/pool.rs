@@ -88,8 +88,11 @@ impl Pool {
         // `body` panics on this thread, so nothing uses the pointer after this call.
         let body_ptr: *const Body<'static> = unsafe { std::mem::transmute(body_ptr) };
         let job = Job { body: body_ptr, next: &raw const next, n_chunks };
-        self.shared.lock().job = Some(job);
+        let mut state = self.shared.lock();
+        state.job = Some(job);
+        // Under the lock, or a helper on its way to sleep would miss the call.
         self.shared.epoch.fetch_add(1, Ordering::Release);
+        drop(state);
         self.shared.wake.notify_all();
         let finish = Finish(&self.shared);
         claim(&next, n_chunks, 0, body);
