@@ -1,0 +1,229 @@
+//! Makes the next plan: decodes first, then prefills, then newcomers, under one budget of query tokens.
+//!
+//! Nobody starves for blocks. With no plan in flight the first running request either finds a block, or takes it from
+//! later ones, or is alone with a pool that `EngineConfig::length_max` makes large enough.
+
+use contract::ids::StepId;
+use contract::plan::{BlockTableDelta, ForwardPlan, QueryToken, SequencePlan};
+
+use crate::engine::{Engine, PLANS_IN_FLIGHT_MAX};
+use crate::in_flight::{PlanInFlight, PlannedSequence};
+use crate::sequence::{SequenceIdx, State};
+
+/// A plan being made.
+struct Draft {
+    step: StepId,
+    /// Query tokens left.
+    budget: usize,
+    sequences: Vec<SequencePlan>,
+    record: PlanInFlight,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Decode,
+    Prefill,
+}
+
+impl Engine {
+    /// Plans the next step; none when there is nothing to do or two plans are in flight.
+    pub fn plan(&mut self) -> Option<ForwardPlan> {
+        if self.in_flight.len() == PLANS_IN_FLIGHT_MAX {
+            return None;
+        }
+        let step = StepId(self.counters.steps + 1);
+        let mut draft = Draft {
+            step,
+            budget: self.config.token_budget as usize,
+            sequences: self.spare.plans.pop().unwrap_or_default(),
+            record: PlanInFlight { step, ..self.spare.records.pop().unwrap_or_default() },
+        };
+        self.plan_running(&mut draft, Phase::Decode);
+        self.plan_running(&mut draft, Phase::Prefill);
+        self.admit(&mut draft);
+        if draft.sequences.is_empty() {
+            self.spare.plans.push(draft.sequences);
+            self.spare.records.push(draft.record);
+            return None;
+        }
+        self.counters.steps += 1;
+        self.in_flight.push_back(draft.record);
+        let padded_tokens = (self.config.token_budget as usize - draft.budget) as u32;
+        Some(ForwardPlan { step, padded_tokens, sequences: draft.sequences })
+    }
+
+    /// Takes a plan back after its step, to reuse its buffers; optional.
+    pub fn recycle(&mut self, mut plan: ForwardPlan) {
+        if self.spare.plans.len() > PLANS_IN_FLIGHT_MAX {
+            return;
+        }
+        for mut sequence in plan.sequences.drain(..) {
+            if self.spare.queries.len() < self.config.max_running as usize {
+                sequence.query.clear();
+                self.spare.queries.push(sequence.query);
+            }
+        }
+        self.spare.plans.push(plan.sequences);
+    }
+
+    fn plan_running(&mut self, draft: &mut Draft, phase: Phase) {
+        let mut place = 0;
+        // Preemption shortens the list behind `place`.
+        while place < self.running.len() && draft.budget > 0 {
+            let (_, idx) = self.running[place];
+            let sequence = &self.sequences[idx];
+            let is_due = match sequence.n_remaining() {
+                0 => false,
+                1 => phase == Phase::Decode,
+                _ => phase == Phase::Prefill,
+            };
+            if is_due && !sequence.ends_when_applied() {
+                self.plan_sequence(draft, place);
+            }
+            place += 1;
+        }
+    }
+
+    /// Plans as much of a running request as budget and blocks allow, maybe nothing.
+    fn plan_sequence(&mut self, draft: &mut Draft, place: usize) {
+        let (_, idx) = self.running[place];
+        let sequence = &self.sequences[idx];
+        let chunk_max = self.config.max_prefill_chunk.map_or(usize::MAX, |chunk| chunk as usize);
+        let wanted = sequence.n_remaining().min(draft.budget).min(chunk_max);
+        let n_planned = sequence.n_planned;
+        self.grow_table(place, n_planned + wanted);
+        let capacity = self.sequences[idx].table.len() * self.block_size();
+        let chunk = wanted.min(capacity - n_planned);
+        if chunk > 0 {
+            self.write_plan(draft, idx, chunk);
+        }
+    }
+
+    /// Gives a running request blocks for `n_tokens` tokens, or as many as there are.
+    fn grow_table(&mut self, place: usize, n_tokens: usize) {
+        let (_, idx) = self.running[place];
+        let needed = n_tokens.div_ceil(self.block_size()).saturating_sub(self.sequences[idx].table.len());
+        // Blocks of a request that a plan in flight names come back when that plan is applied: wait for them,
+        // rather than take more.
+        while self.pool.n_available() < needed && self.n_draining == 0 && self.running.len() > place + 1 {
+            let (_, victim) = self.running.pop().expect("there are requests behind this one");
+            self.preempt(victim);
+        }
+        for _ in 0..needed {
+            match self.pool.allocate() {
+                Some(block) => self.sequences[idx].table.push(block),
+                None => break,
+            }
+        }
+    }
+
+    fn preempt(&mut self, idx: SequenceIdx) {
+        self.counters.preemptions += 1;
+        self.sequences[idx].state = State::Preempted;
+        self.n_draining += 1;
+        self.retire_if_drained(idx);
+    }
+
+    fn write_plan(&mut self, draft: &mut Draft, idx: SequenceIdx, chunk: usize) {
+        let mut query = self.spare.queries.pop().unwrap_or_default();
+        let sequence = &mut self.sequences[idx];
+        let position = sequence.n_planned;
+        let end = position + chunk;
+        let n_known = sequence.tokens.len();
+        debug_assert!(end <= n_known + 1, "at most one query token is not sampled yet");
+        query.extend(sequence.tokens[position.min(n_known)..end.min(n_known)].iter().copied().map(QueryToken::Value));
+        if end > n_known {
+            query.push(QueryToken::Sampled { step: sequence.sample_step, row: 0 });
+        }
+        let samples = end == n_known + sequence.n_pending;
+        let start = (!sequence.has_started).then(|| sequence.spec_at_start());
+        draft.sequences.push(SequencePlan {
+            slot: sequence.slot.expect("running requests hold a slot"),
+            query,
+            position: position as u32,
+            blocks: BlockTableDelta {
+                keep: sequence.n_sent as u32,
+                append: sequence.table[sequence.n_sent..].to_vec(),
+            },
+            logits_rows: if samples { chunk as u32 - 1..chunk as u32 } else { 0..0 },
+            start,
+            adapter: None,
+            mask: None,
+        });
+        sequence.has_started = true;
+        sequence.n_sent = sequence.table.len();
+        sequence.n_planned = end;
+        sequence.n_in_flight += 1;
+        if samples {
+            sequence.n_pending += 1;
+            sequence.sample_step = draft.step;
+        }
+        let slot = sequence.slot.expect("running requests hold a slot");
+        draft.record.sequences.push(PlannedSequence { idx, slot, n_computed: end, samples });
+        draft.budget -= chunk;
+    }
+
+    /// Starts waiting requests in order while slots, budget and blocks last; the first that does not fit holds up the rest.
+    fn admit(&mut self, draft: &mut Draft) {
+        while draft.budget > 0
+            && let Some(idx) = self.waiting.first()
+            && let Some(&slot) = self.free_slots.last()
+            && let Some(n_matched) = self.fits(idx)
+        {
+            self.free_slots.pop();
+            let rank = self.sequences[idx].rank;
+            self.waiting.remove(rank);
+            self.start(idx, n_matched);
+            self.sequences[idx].slot = Some(slot);
+            let place = self.running.partition_point(|&(other, _)| other < rank);
+            self.running.insert(place, (rank, idx));
+            self.plan_sequence(draft, place);
+        }
+    }
+
+    /// Cached blocks at the start of a waiting request, if there is room for all the rest of its known tokens.
+    fn fits(&mut self, idx: SequenceIdx) -> Option<usize> {
+        let block_size = self.block_size();
+        let sequence = &mut self.sequences[idx];
+        let n_tokens = sequence.tokens.len();
+        // At least the last token is computed, for its logits.
+        let n_hashed = (n_tokens - 1) / block_size;
+        let (n_matched, n_unused) = self.pool.n_matched(sequence.hashes(&self.config.hash_key, block_size, n_hashed));
+        let needed = n_tokens.div_ceil(block_size) - n_matched + n_unused;
+        let reserved =
+            if self.running.is_empty() { 0 } else { self.n_blocks_promised() + self.config.watermark_blocks as usize };
+        (needed + reserved <= self.pool.n_available()).then_some(n_matched)
+    }
+
+    /// Blocks that running requests will still take for tokens they have.
+    fn n_blocks_promised(&self) -> usize {
+        let block_size = self.block_size();
+        let promised = |&(_, idx)| {
+            let sequence = &self.sequences[idx];
+            sequence.tokens.len().div_ceil(block_size).saturating_sub(sequence.table.len())
+        };
+        self.running.iter().map(promised).sum()
+    }
+
+    fn start(&mut self, idx: SequenceIdx, n_matched: usize) {
+        let block_size = self.block_size();
+        let sequence = &mut self.sequences[idx];
+        for hash in sequence.hashes(&self.config.hash_key, block_size, n_matched).to_vec() {
+            let block = self.pool.lookup(hash).expect("matched blocks are indexed");
+            self.pool.retain(block);
+            sequence.table.push(block);
+        }
+        let n_cached = n_matched * block_size;
+        sequence.state = State::Running;
+        sequence.epoch = self.epoch;
+        sequence.n_committed = n_matched;
+        sequence.n_prefill = sequence.tokens.len();
+        (sequence.n_planned, sequence.n_computed) = (n_cached, n_cached);
+        if sequence.cached_tokens.is_none() {
+            let n_hit = n_cached.min(sequence.n_prompt);
+            sequence.cached_tokens = Some(n_hit as u32);
+            self.counters.prefix_hit_tokens += n_hit as u64;
+            self.counters.prefix_miss_tokens += (sequence.n_prompt - n_hit) as u64;
+        }
+    }
+}
