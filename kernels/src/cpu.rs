@@ -22,10 +22,12 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod isa;
+#[cfg(target_arch = "x86_64")]
 mod lanes;
 pub(crate) mod packed;
 mod pool;
 mod scalar;
+#[cfg(target_arch = "x86_64")]
 mod simd;
 pub(crate) mod table;
 

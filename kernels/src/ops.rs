@@ -2,7 +2,7 @@
 //!
 //! Every method enqueues on a stream and returns; only [`Event::wait`] and [`Ops::read_back`] block (a CPU executes
 //! at once). Arguments are checked when a method is called: a shape, number format or device that the contract does
-//! not name is an [`Error`](crate::Error) and nothing is computed. Outputs are handles too, and no output may overlap
+//! not name is an [`Error`] and nothing is computed. Outputs are handles too, and no output may overlap
 //! another argument unless the method works in place and says so. Activations are f32.
 
 use crate::error::{Error, Result};
