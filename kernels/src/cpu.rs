@@ -89,7 +89,7 @@ impl CpuOps {
     /// Starts the threads and chooses the kernels.
     ///
     /// # Errors
-    /// [`Error::IsaMissing`] when this CPU lacks the instruction set asked for; [`Error::System`] when threads cannot be
+    /// [`IsaMissing`](crate::Error::IsaMissing) when this CPU lacks the instruction set asked for; [`System`](crate::Error::System) when threads cannot be
     /// started.
     pub fn new(options: &CpuOptions) -> Result<Self> {
         let table = Table::of(options.isa.unwrap_or_else(Isa::best))?;
