@@ -9,7 +9,7 @@ pub(crate) const DIMENSION_MAX: usize = 1 << 24;
 /// Most layers of a model.
 pub(crate) const LAYERS_MAX: usize = 1 << 12;
 /// Longest context that a config may name.
-pub(crate) const CONTEXT_MAX: usize = 1 << 27;
+pub(crate) const CONTEXT_MAX: usize = 1 << 24;
 
 /// Architecture and sizes of a decoder.
 #[derive(Clone, Debug, PartialEq)]

@@ -283,6 +283,22 @@ fn truncated_and_flipped_safetensors_never_panic() {
 }
 
 #[test]
+fn versions_2_and_3_are_read() {
+    for version in [2, 3] {
+        let mut writer = GgufWriter::new();
+        writer.version = version;
+        writer.meta("k", Meta::Texts(vec!["a".into(), "ä".into()])).f32s("w", &[2, 3], &[1.0; 6]);
+        let bytes = writer.bytes();
+        let gguf = Gguf::parse(&bytes).unwrap();
+        assert_eq!((gguf.version(), gguf.tensors()[0].shape.as_slice()), (version, &[2, 3][..]));
+        let place = gguf.tensors()[0].offset..gguf.tensors()[0].offset + gguf.tensors()[0].len;
+        assert_eq!(bytes[place], 1.0f32.to_le_bytes().repeat(6));
+        let Some(Value::Array(texts)) = gguf.get("k") else { panic!("an array") };
+        assert_eq!(texts.iter().collect::<Vec<_>>(), [Value::Text("a"), Value::Text("ä")]);
+    }
+}
+
+#[test]
 fn every_truncation_of_a_gguf_header_is_an_error() {
     let writer = convert::to_gguf(&ModelFiles::open(tiny("qwen3")).unwrap());
     let bytes = writer.bytes();

@@ -5,7 +5,7 @@ mod support;
 
 use models::ModelFiles;
 use support::runner::Runner;
-use support::{Golden, convert, golden, seed, tiny};
+use support::{Golden, Random, convert, golden, seed, tiny};
 
 const TOKENS_MAX: usize = 80;
 /// Greatest absolute error of a logit in f32.
@@ -59,6 +59,43 @@ fn the_same_weights_as_gguf_give_the_same_answers() {
         let source = ModelFiles::open(tiny(name)).unwrap();
         std::fs::write(&path, convert::to_gguf(&source).bytes()).unwrap();
         check(name, &ModelFiles::open(&path).unwrap());
+    }
+}
+
+/// Neighbours in a step, of whatever length, change no bit of anybody's logits.
+#[test]
+fn neighbours_in_a_step_change_nothing() {
+    let seed = seed(9);
+    for (name, f32_mode) in [("qwen3", true), ("gemma3_text", false), ("mistral", false)] {
+        let files = ModelFiles::open(tiny(name)).unwrap();
+        let mut runner = Runner::new(&files, f32_mode, TOKENS_MAX, seed);
+        let mut random = Random(seed);
+        let texts: Vec<Vec<u32>> =
+            (0..3).map(|_| (0..20 + random.below(40)).map(|_| random.below(256) as u32).collect()).collect();
+        let alone: Vec<Vec<f32>> = texts
+            .iter()
+            .map(|text| {
+                runner.restart();
+                runner.run(text, text.len() - 1..text.len()).remove(0)
+            })
+            .collect();
+        runner.restart();
+        let mut done = [0; 3];
+        while (0..3).any(|index| done[index] < texts[index].len()) {
+            let mut parts = Vec::new();
+            for (index, text) in texts.iter().enumerate() {
+                let n = random.below(20).min(text.len() - done[index]);
+                let part = &text[done[index]..done[index] + n];
+                done[index] += n;
+                let is_last = n > 0 && done[index] == text.len();
+                parts.push((index, part, if is_last { n - 1..n } else { 0..0 }));
+            }
+            parts.retain(|part| !part.1.is_empty());
+            let finished: Vec<usize> = parts.iter().filter(|part| !part.2.is_empty()).map(|part| part.0).collect();
+            for (index, logits) in finished.into_iter().zip(runner.run_together(&parts)) {
+                assert!(logits == alone[index], "{name}: sequence {index} differs beside others");
+            }
+        }
     }
 }
 

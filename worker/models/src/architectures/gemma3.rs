@@ -38,6 +38,9 @@ fn from_huggingface(keys: Keys<'_>) -> Result<ModelConfig, OpenError> {
     let nested = keys.object("text_config")?;
     let object = with_defaults(nested.unwrap_or(keys));
     let keys = Keys::new(keys.path, &object);
+    if keys.flag_or("use_bidirectional_attention", false)? {
+        return Err(keys.bad("use_bidirectional_attention", "false: this serves causal models"));
+    }
     let mut config = huggingface_base(ARCHITECTURE.name, keys)?;
     // Published context lengths count the stretched positions already.
     config.context_length = keys.size_up_to("max_position_embeddings", CONTEXT_MAX)?;

@@ -1,5 +1,6 @@
-//! Feeds one sequence through a model over the paged cache, with its blocks in random order.
+//! Feeds sequences through a model over the paged cache, with their blocks in random order.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use contract::kv::{BlockOrder, KvDtype};
@@ -12,15 +13,23 @@ use super::Random;
 
 const BLOCK_SIZE: usize = 16;
 
-/// A loaded model and one sequence.
+/// Sequences that one step can hold.
+const SEQUENCES: usize = 3;
+
+/// A loaded model and a few sequences; methods that name none work on the first.
 pub struct Runner {
     ops: Arc<CpuOps>,
     model: Box<dyn Model>,
     kv: KvCache,
     step: StepInputs,
+    sequences: [Sequence; SEQUENCES],
+}
+
+#[derive(Default)]
+struct Sequence {
     blocks: Vec<u32>,
     /// Tokens in the cache.
-    pub position: usize,
+    position: usize,
 }
 
 impl Runner {
@@ -31,10 +40,10 @@ impl Runner {
             false => (ComputeDtype::Bf16, KvDtype::Bf16),
         };
         let ops = Arc::new(CpuOps::new(&CpuOptions { dtype, threads: 2, isa: None }).expect("a CPU"));
-        let n_blocks = tokens_max.div_ceil(BLOCK_SIZE) + 3;
+        let n_blocks = SEQUENCES * (tokens_max.div_ceil(BLOCK_SIZE) + 1);
         let limits = StepLimits {
             tokens: tokens_max,
-            sequences: 1,
+            sequences: SEQUENCES,
             block_entries: n_blocks,
             logits_rows: tokens_max,
             block_size: BLOCK_SIZE,
@@ -50,33 +59,49 @@ impl Runner {
         for index in (1..blocks.len()).rev() {
             blocks.swap(index, random.below(index + 1));
         }
-        Self { ops, model, kv, step, blocks, position: 0 }
+        let mut chunks = blocks.chunks(n_blocks / SEQUENCES);
+        let sequences = std::array::from_fn(|_| {
+            let blocks = chunks.next().expect("as many chunks as sequences").to_vec();
+            Sequence { blocks, position: 0 }
+        });
+        Self { ops, model, kv, step, sequences }
     }
 
-    /// Forgets the sequence; its blocks are handed out from the other end.
+    /// Forgets all sequences; their blocks are handed out from the other end.
     pub fn restart(&mut self) {
-        self.position = 0;
-        self.blocks.reverse();
+        for sequence in &mut self.sequences {
+            sequence.position = 0;
+            sequence.blocks.reverse();
+        }
     }
 
-    /// Runs the next tokens of the sequence; returns logits of the rows in `rows`.
-    pub fn run(&mut self, tokens: &[u32], rows: std::ops::Range<usize>) -> Vec<Vec<f32>> {
-        let needed = (self.position + tokens.len()).div_ceil(BLOCK_SIZE);
+    /// Runs the next tokens of the first sequence; returns logits of the rows in `rows`.
+    pub fn run(&mut self, tokens: &[u32], rows: Range<usize>) -> Vec<Vec<f32>> {
+        self.run_together(&[(0, tokens, rows)])
+    }
+
+    /// Runs the next tokens of several sequences in one step; returns logits of the rows asked for.
+    pub fn run_together(&mut self, parts: &[(usize, &[u32], Range<usize>)]) -> Vec<Vec<f32>> {
         self.step.clear();
-        let sequence = SequenceInputs {
-            tokens,
-            position: self.position as u32,
-            block_table: &self.blocks[..needed],
-            logits_rows: (rows.start as u32, rows.end as u32),
-        };
-        self.step.push(&sequence).expect("within the limits");
+        for (index, tokens, rows) in parts {
+            let Sequence { blocks, position } = &mut self.sequences[*index];
+            let needed = (*position + tokens.len()).div_ceil(BLOCK_SIZE);
+            let sequence = SequenceInputs {
+                tokens,
+                position: *position as u32,
+                block_table: &blocks[..needed],
+                logits_rows: (rows.start as u32, rows.end as u32),
+            };
+            self.step.push(&sequence).expect("within the limits");
+            *position += tokens.len();
+        }
         self.step.upload(self.ops.as_ref(), StreamId::MAIN).expect("upload");
         let logits = self.model.forward(&self.step, &self.kv).expect("forward");
+        let n_rows = parts.iter().map(|part| part.2.len()).sum();
         let vocab = self.model.config().vocab_size;
-        assert_eq!(logits.dims(), [rows.len(), vocab]);
-        let mut values = vec![0.0f32; rows.len() * vocab];
+        assert_eq!(logits.dims(), [n_rows, vocab]);
+        let mut values = vec![0.0f32; n_rows * vocab];
         self.ops.read_back(StreamId::MAIN, &logits, as_bytes_mut(&mut values)).expect("read back");
-        self.position += tokens.len();
         values.chunks_exact(vocab).map(<[f32]>::to_vec).collect()
     }
 
@@ -84,7 +109,7 @@ impl Runner {
     pub fn run_in_chunks(&mut self, tokens: &[u32], chunk: usize) -> Vec<f32> {
         let mut last = Vec::new();
         for part in tokens.chunks(chunk) {
-            let done = self.position + part.len() == tokens.len();
+            let done = self.sequences[0].position + part.len() == tokens.len();
             let rows = if done { part.len() - 1..part.len() } else { 0..0 };
             last = self.run(part, rows).pop().unwrap_or(last);
         }
