@@ -12,7 +12,7 @@ use super::token_bytes::TokenBytes;
 use super::tokenizer::Tokenizer;
 
 /// Texts from here on take longer to encode than an async task may block.
-const LONG_TEXT_BYTES: usize = 1024;
+const LONG_TEXT_BYTES: usize = 512;
 
 /// What a model's files say about text.
 #[derive(Clone, Debug)]
@@ -67,7 +67,7 @@ impl TextModel {
 
     /// Tokens of `text`.
     ///
-    /// Pure computation at a few megabytes a second: see [`is_long`](Self::is_long).
+    /// Pure computation, about a microsecond a byte: see [`is_long`](Self::is_long).
     /// `add_special` puts BOS and EOS where the model's files want them, which is the default; a rendered chat holds
     /// them already and takes `Some(false)`.
     ///
