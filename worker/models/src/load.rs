@@ -104,6 +104,8 @@ impl<'a> Loader<'a> {
             true => embedding.clone(),
             false => self.weight(Part::Head, 0, &vocabulary, WeightRole::Matrix)?,
         };
+        // Before tables are made for a head dimension, a weight must have it.
+        self.find(Part::Query, 0, &[config.n_heads * config.head_dim, config.hidden_size])?;
         let rope_full = self.rope(&config.rope_full, positions_max)?;
         let rope_sliding = match config.rope_sliding == config.rope_full {
             true => rope_full.clone(),
@@ -204,19 +206,21 @@ impl<'a> Loader<'a> {
     }
 
     fn weight(&self, part: Part, index: usize, expected: &[usize], role: WeightRole) -> Result<Weight, LoadError> {
-        let tensor = self.name(part, index);
-        let path = || self.files.path().to_owned();
-        let Some(stored) = self.files.tensor(&tensor) else {
-            return Err(LoadError::MissingTensor { path: path(), tensor });
-        };
-        self.check_shape(&tensor, &stored, expected)?;
+        let (tensor, stored) = self.find(part, index, expected)?;
         let shape = Shape::new(expected).ok_or(kernels::Error::OutOfMemory { bytes: stored.bytes.len() })?;
         let raw = RawWeight { bytes: stored.bytes, format: stored.format, shape };
-        self.ops.load_weight(raw, role).map_err(|source| LoadError::Weight {
-            path: path(),
-            tensor,
-            source: Box::new(source),
-        })
+        let path = self.files.path().to_owned();
+        self.ops.load_weight(raw, role).map_err(|source| LoadError::Weight { path, tensor, source: Box::new(source) })
+    }
+
+    /// Finds a weight by name and checks its shape.
+    fn find(&self, part: Part, index: usize, expected: &[usize]) -> Result<(String, StoredTensor<'a>), LoadError> {
+        let tensor = self.name(part, index);
+        let Some(stored) = self.files.tensor(&tensor) else {
+            return Err(LoadError::MissingTensor { path: self.files.path().to_owned(), tensor });
+        };
+        self.check_shape(&tensor, &stored, expected)?;
+        Ok((tensor, stored))
     }
 
     fn check_shape(&self, tensor: &str, stored: &StoredTensor<'_>, expected: &[usize]) -> Result<(), LoadError> {

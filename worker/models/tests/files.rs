@@ -5,10 +5,12 @@ mod support;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use kernels::{DryRun, StepLimits};
 use models::files::gguf::{Gguf, Value};
 use models::rope::RopeScaling;
-use models::{FileKind, GgufTokenizerModel, LayerKind, ModelFiles, OpenError, TokenizerSource};
+use models::{FileKind, GgufTokenizerModel, LayerKind, LoadOptions, ModelFiles, OpenError, TokenizerSource, load};
 use support::gguf_writer::{GgufWriter, Meta};
 use support::{Random, TINY, convert, seed, tiny};
 use tempfile::TempDir;
@@ -262,7 +264,7 @@ fn truncated_and_flipped_gguf_never_panics() {
     });
     damage_few(&bytes, header, |bytes| {
         fs::write(&path, bytes).unwrap();
-        drop(ModelFiles::open(&path));
+        open_and_load(&path);
     });
 }
 
@@ -278,7 +280,7 @@ fn truncated_and_flipped_safetensors_never_panic() {
     }
     damage_few(&bytes, header, |bytes| {
         fs::write(&path, bytes).unwrap();
-        drop(ModelFiles::open(folder.path()));
+        open_and_load(folder.path());
     });
 }
 
@@ -306,6 +308,44 @@ fn every_truncation_of_a_gguf_header_is_an_error() {
         assert!(Gguf::parse(&bytes[..len]).is_err(), "{len} of {} bytes", bytes.len());
     }
     assert!(Gguf::parse(&bytes).is_ok());
+}
+
+#[test]
+fn odd_values_in_any_config_key_never_panic() {
+    let odd =
+        serde_json::json!([null, true, -1, 0, 1, 3, 0.5, 1e300, 4096, 16_777_216, u64::MAX, "x", "", [], [1], {}]);
+    for name in ["llama3_rope", "qwen2_yarn", "gemma3_text"] {
+        let folder = copy_of(name);
+        let path = folder.path().join("config.json");
+        let original: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        let mut pointers = Vec::new();
+        list_pointers(&original, String::new(), &mut pointers);
+        assert!(pointers.len() > 20);
+        for pointer in &pointers {
+            for value in odd.as_array().unwrap() {
+                let mut changed = original.clone();
+                *changed.pointer_mut(pointer).unwrap() = value.clone();
+                fs::write(&path, changed.to_string()).unwrap();
+                open_and_load(folder.path());
+            }
+        }
+    }
+}
+
+/// JSON pointers of everything inside.
+fn list_pointers(value: &serde_json::Value, at: String, out: &mut Vec<String>) {
+    for (key, inner) in value.as_object().into_iter().flatten() {
+        list_pointers(inner, format!("{at}/{key}"), out);
+        out.push(format!("{at}/{key}"));
+    }
+}
+
+/// Opens, and when that works loads onto a device that computes nothing.
+fn open_and_load(path: &Path) {
+    let limits = StepLimits { tokens: 4, sequences: 1, block_entries: 1, logits_rows: 1, block_size: 16 };
+    if let Ok(files) = ModelFiles::open(path) {
+        drop(load(&files, Arc::new(DryRun), LoadOptions { limits, positions_max: Some(64) }));
+    }
 }
 
 fn damage(bytes: &[u8], header: usize, check: impl FnMut(&[u8])) {

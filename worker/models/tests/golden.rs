@@ -48,7 +48,7 @@ macro_rules! checkpoints {
         }
     )* };
 }
-checkpoints!(llama, llama3_rope, mistral, qwen2, qwen3, gemma3_text);
+checkpoints!(llama, llama3_rope, llama_bias, mistral, qwen2, qwen2_yarn, qwen3, gemma3_text);
 
 /// Conversion permutes llama's rows and adds one to gemma's norms; the answers stay.
 #[test]

@@ -25,7 +25,8 @@ pub struct Golden {
 }
 
 /// Names of the tiny checkpoints.
-pub const TINY: [&str; 6] = ["llama", "llama3_rope", "mistral", "qwen2", "qwen3", "gemma3_text"];
+pub const TINY: [&str; 8] =
+    ["llama", "llama3_rope", "llama_bias", "mistral", "qwen2", "qwen2_yarn", "qwen3", "gemma3_text"];
 
 /// A folder or file of `tests/fixtures`.
 pub fn fixture(name: &str) -> PathBuf {
