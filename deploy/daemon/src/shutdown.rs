@@ -1,14 +1,19 @@
 //! One signal that tells every part of a process to finish.
 
 use std::io;
+use std::time::Duration;
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
+use crate::clock;
 use crate::task::Tasks;
 
 /// Exit code of a process whose user would not wait: 128 + SIGINT.
 const EXIT_IMPATIENT: i32 = 130;
+
+/// Signals this soon after the first are the same wish: supervisors signal a process and its group.
+const SAME_WISH: Duration = Duration::from_millis(500);
 
 /// Learns that the process, or the part of it that holds this, should finish.
 #[derive(Clone, Debug)]
@@ -44,18 +49,21 @@ impl Shutdown {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         Tasks::new().spawn("signals", async move {
-            let mut received = 0;
+            let mut first = None;
             loop {
                 tokio::select! {
                     _ = terminate.recv() => {}
                     _ = interrupt.recv() => {}
                 }
-                received += 1;
-                if received > 1 {
-                    std::process::exit(EXIT_IMPATIENT);
+                match first {
+                    None => {
+                        first = Some(clock::now());
+                        tracing::info!("shutting down; a second signal ends the process at once");
+                        trigger.fire();
+                    }
+                    Some(first) if clock::now().duration_since(first) < SAME_WISH => {}
+                    Some(_) => std::process::exit(EXIT_IMPATIENT),
                 }
-                tracing::info!("shutting down; a second signal ends the process at once");
-                trigger.fire();
             }
         });
         Ok(shutdown)

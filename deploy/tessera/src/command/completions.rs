@@ -1,0 +1,21 @@
+//! `tessera completions SHELL`.
+
+use std::io::Write as _;
+
+use anyhow::{Context as _, Result};
+use clap::CommandFactory as _;
+use clap_complete::Shell;
+
+/// What `tessera completions` takes.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// The shell to complete in
+    shell: Shell,
+}
+
+/// Prints the script.
+pub(crate) fn run(args: &Args) -> Result<()> {
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut crate::Cli::command(), "tessera", &mut script);
+    std::io::stdout().write_all(&script).context("cannot print the script")
+}

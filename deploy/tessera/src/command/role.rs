@@ -1,0 +1,75 @@
+//! `tessera scheduler`, `tessera router` and `tessera worker`: one role of a cluster in this process.
+
+use std::io::Read as _;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use daemon::announce::Announce;
+use daemon::shutdown::{Shutdown, Trigger};
+use daemon::task::Tasks;
+
+use crate::role::{self, Role};
+use crate::{configuration, output};
+
+const EXAMPLES: &str = "\
+Examples:
+  tessera scheduler --config cluster.toml
+  tessera worker --config cluster.toml --set worker.listen=0.0.0.0:7000 --set worker.id=worker-3
+  tessera router --config cluster.toml --check-config
+
+Prints `listening role=ROLE what=grpc|http address=ADDR` for each address it listens on.
+SIGTERM and SIGINT let running requests finish; a second one does not.";
+
+/// Time for a process whose parent has died.
+const ORPHAN_GRACE: Duration = Duration::from_secs(3);
+
+/// What the role commands take.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    configuration: configuration::Flags,
+    /// Stop when standard input ends, which it does with the process that started this one
+    #[arg(long, hide = true)]
+    with_parent: bool,
+}
+
+/// Runs `role` until it is told to stop.
+pub(crate) async fn run(role: Role, args: Args) -> Result<()> {
+    let document = args.configuration.load()?;
+    let _telemetry = args.configuration.begin(&document, role.name(), &[role])?;
+    let mut configured = role::configure(&document, role)?.value;
+    if args.configuration.is_check() {
+        output::line("the configuration is good");
+        return Ok(());
+    }
+    let (trigger, shutdown) = Shutdown::on_signals().context("cannot listen for signals")?.part();
+    if args.with_parent {
+        follow_parent(trigger)?;
+    }
+    let (announce, mut announced) = Announce::channel();
+    configured.announce(announce);
+    let listening = Tasks::new();
+    listening.spawn("announcements", async move {
+        while let Some((what, address)) = announced.next().await {
+            output::line(&format!("listening role={} what={what} address={address}", role.name()));
+        }
+    });
+    configured.run(shutdown).await
+}
+
+/// Fires `trigger` when standard input ends; without a parent there is no long grace.
+fn follow_parent(trigger: Trigger) -> Result<()> {
+    let parent = std::os::unix::process::parent_id();
+    let follow = move || {
+        let mut ignored = [0; 64];
+        while std::io::stdin().read(&mut ignored).is_ok_and(|n| n > 0) {}
+        trigger.fire();
+        if std::os::unix::process::parent_id() != parent {
+            std::thread::sleep(ORPHAN_GRACE);
+            std::process::exit(1);
+        }
+    };
+    std::thread::Builder::new().name("parent".to_owned()).spawn(follow).context("cannot start a thread")?;
+    Ok(())
+}

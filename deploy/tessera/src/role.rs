@@ -1,0 +1,100 @@
+//! The three roles behind one type: configured from the document, started, stopped.
+
+use anyhow::Result;
+use daemon::announce::Announce;
+use daemon::config::{ConfigError, Document, Section};
+use daemon::shutdown::Shutdown;
+use serde::de::DeserializeOwned;
+
+/// Top-level values that every role may read as if they stood in its own table.
+pub(crate) const SHARED: [&str; 3] = ["hash_key", "membership", "scheduler_addresses"];
+
+/// A role of a cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// The control plane.
+    Scheduler,
+    /// The front door.
+    Router,
+    /// One model replica.
+    Worker,
+}
+
+impl Role {
+    /// Its table in the document and its subcommand.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Scheduler => "scheduler",
+            Self::Router => "router",
+            Self::Worker => "worker",
+        }
+    }
+}
+
+/// A role that was configured and not yet run.
+pub(crate) enum Configured {
+    /// The control plane.
+    Scheduler(Box<scheduler::Config>),
+    /// The front door.
+    Router(Box<router::Config>),
+    /// One model replica.
+    Worker(Box<worker::Config>),
+}
+
+impl Configured {
+    /// Lets `announce` hear where the role listens.
+    pub(crate) fn announce(&mut self, announce: Announce) {
+        match self {
+            Self::Scheduler(config) => config.announce = announce,
+            Self::Router(config) => config.announce = announce,
+            Self::Worker(config) => config.announce = announce,
+        }
+    }
+
+    /// Runs until `shutdown`.
+    ///
+    /// # Errors
+    /// What the role failed with.
+    pub(crate) async fn run(self, shutdown: Shutdown) -> Result<()> {
+        match self {
+            Self::Scheduler(config) => Box::pin(scheduler::run(*config, shutdown)).await?,
+            Self::Router(config) => Box::pin(router::run(*config, shutdown)).await?,
+            Self::Worker(config) => Box::pin(worker::run(*config, shutdown)).await?,
+        }
+        Ok(())
+    }
+}
+
+/// Reads `role`'s table, to which shared values are added where it is silent.
+///
+/// # Errors
+/// When a value is of the wrong type or out of range.
+pub(crate) fn configure(document: &Document, role: Role) -> Result<Section<Configured>, ConfigError> {
+    match role {
+        Role::Scheduler => section(document, role, |config| Configured::Scheduler(Box::new(config))),
+        Role::Router => section(document, role, |config| Configured::Router(Box::new(config))),
+        Role::Worker => section(document, role, |config| Configured::Worker(Box::new(config))),
+    }
+}
+
+fn section<T: DeserializeOwned>(
+    document: &Document,
+    role: Role,
+    wrap: impl Fn(T) -> Configured,
+) -> Result<Section<Configured>, ConfigError> {
+    let name = role.name();
+    let mut document = document.clone();
+    let mut added = Vec::new();
+    for shared in SHARED {
+        let path = format!("{name}.{shared}");
+        if let Some(value) = document.get(shared).cloned().filter(|_| document.get(&path).is_none()) {
+            // Where the table is no table, reading it says so.
+            let _ = document.set(&path, value);
+            added.push(path);
+        }
+    }
+    let Section { value, mut unknown } = document.section::<T>(name)?;
+    // Not every role reads every shared value, but keys inside one that it reads are judged.
+    unknown.retain(|path| !added.contains(path));
+    Ok(Section { value: wrap(value), unknown })
+}
