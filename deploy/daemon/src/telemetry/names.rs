@@ -167,6 +167,15 @@ metrics! {
     /// Members that the scheduler sees.
     CLUSTER_MEMBERS = Gauge, Count, "tessera.cluster.members", ["kind"],
         "Members of the cluster, by kind";
+    /// Engines of registered workers; `state` is reporting, silent, draining or refused.
+    CLUSTER_ENGINES = Gauge, Count, "tessera.cluster.engines", ["state"],
+        "Engines that the scheduler sees, by state";
+    /// Workers kept out of the view; `reason` is identity or registration.
+    CLUSTER_REFUSALS = Counter, Count, "tessera.cluster.refusals", ["reason"],
+        "Workers that the scheduler refused, by reason";
+    /// Occupancy reports that changed nothing; `reason` is unknown, incarnation, refused, order or blocks.
+    OCCUPANCY_IGNORED = Counter, Count, "tessera.occupancy.ignored", ["reason"],
+        "Occupancy reports that the scheduler ignored, by reason";
     /// Open connections.
     SERVER_CONNECTIONS = Gauge, Count, "tessera.server.connections", [],
         "Open connections of this listener";

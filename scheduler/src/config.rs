@@ -1,0 +1,58 @@
+//! What the scheduler is told at start.
+
+use std::time::Duration;
+
+use daemon::announce::Announce;
+use daemon::server::ServerConfig;
+use membership::MembershipConfig;
+use serde::{Deserialize, Serialize};
+
+/// The `[scheduler]` table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Config {
+    /// Where it listens, for gRPC and for `/livez`, `/readyz` and `/metrics`.
+    pub listen: String,
+    /// The store of members; an embedded one is hosted here and its endpoints are not read.
+    pub membership: MembershipConfig,
+    /// Time after which a view is sent again although nothing changed.
+    pub heartbeat_ms: u64,
+    /// Time without a report after which an engine's occupancy no longer counts; several heartbeats of a worker.
+    pub occupancy_stale_ms: u64,
+    /// Shortest time between two views; changes in between travel together.
+    pub view_interval_ms: u64,
+    /// Bounds of its server.
+    pub server: ServerConfig,
+    /// Tells who started it where it listens.
+    #[serde(skip)]
+    pub announce: Announce,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            listen: "127.0.0.1:50050".to_owned(),
+            membership: MembershipConfig::default(),
+            heartbeat_ms: 1_000,
+            occupancy_stale_ms: 5_000,
+            view_interval_ms: 3,
+            // Nothing here runs long after its streams were told to end.
+            server: ServerConfig { grace_ms: 5_000, ..ServerConfig::default() },
+            announce: Announce::default(),
+        }
+    }
+}
+
+impl Config {
+    pub(crate) fn heartbeat(&self) -> Duration {
+        Duration::from_millis(self.heartbeat_ms.max(1))
+    }
+
+    pub(crate) fn occupancy_stale(&self) -> Duration {
+        Duration::from_millis(self.occupancy_stale_ms)
+    }
+
+    pub(crate) fn view_interval(&self) -> Duration {
+        Duration::from_millis(self.view_interval_ms)
+    }
+}

@@ -1,0 +1,1 @@
+//! The state against a naive model.
