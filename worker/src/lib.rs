@@ -1,1 +1,3 @@
-//! One model replica: gRPC service and engine thread.
+//! One model replica: gRPC service, engine thread, executor and sampler.
+
+pub mod sampler;
