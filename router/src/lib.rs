@@ -1,3 +1,17 @@
 //! Front door: gRPC and OpenAI HTTP, text, placement, streaming.
 
+mod api;
+mod cluster;
+pub mod config;
+mod dispatch;
+pub mod error;
+mod generate;
+mod metrics;
+pub mod model;
+pub mod route;
+mod run;
 pub mod text;
+
+pub use config::Config;
+pub use error::Error;
+pub use run::run;

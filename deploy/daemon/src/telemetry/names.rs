@@ -131,6 +131,9 @@ metrics! {
     /// Engines that the router knows; `state` is ready, stale or gone.
     ROUTE_ENGINES = Gauge, Count, "tessera.route.engines", ["state"],
         "Engines that the router knows, by state";
+    /// Workers that do not agree with the router about the model; each try counts.
+    IDENTITY_MISMATCHES = Counter, Count, "tessera.route.identity_mismatches", [],
+        "Handshakes with workers refused because model, tokenizer, block size or key differ";
     /// Requests refused before placement.
     ADMISSION_REJECTIONS = Counter, Count, "tessera.admission.rejections", ["reason"],
         "Requests refused before placement, by reason";

@@ -1,0 +1,89 @@
+//! `POST /v1/completions`.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::response::Response;
+use contract::error::RequestError;
+use http::HeaderMap;
+use serde::Deserialize;
+use serde::de::MapAccess;
+
+use super::body::{Fields, parse, value};
+use super::error::ApiError;
+use super::format::{Form, Logprobs};
+use super::sampling::Shared;
+use super::{Reply, read, reply};
+use crate::generate::{Input, Operation, Prompt, Question, Service};
+
+/// Tokens that OpenAI's API generates unless told.
+const DEFAULT_MAX_TOKENS: u32 = 16;
+
+#[derive(Default)]
+struct Completion {
+    shared: Shared,
+    prompt: Option<Prompts>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "expected a string, a list of strings, a list of token ids, or a list of such lists")]
+enum Prompts {
+    Text(String),
+    Tokens(Vec<u32>),
+    Texts(Vec<String>),
+    TokenLists(Vec<Vec<u32>>),
+}
+
+impl Fields for Completion {
+    fn set<'de, A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
+        match key {
+            "prompt" => self.prompt = value(key, map)?,
+            "logprobs" => self.shared.options.logprobs = value(key, map)?,
+            _ => return self.shared.set(key, map),
+        }
+        Ok(true)
+    }
+}
+
+pub(super) async fn serve(
+    State(service): State<Arc<Service>>,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, ApiError> {
+    let body = read(&service, &headers, body).await?;
+    let (question, form, include_usage) = question(&body).inspect_err(|error| service.metrics.refused(error))?;
+    drop(body);
+    let told = Reply {
+        prefix: "cmpl",
+        object: "text_completion",
+        chunk_object: "text_completion",
+        created_unix_s: daemon::clock::unix_ms() / 1000,
+        form,
+        include_usage,
+    };
+    reply(service, &headers, question, told).await
+}
+
+fn question(body: &[u8]) -> Result<(Question, Form, bool), RequestError> {
+    let mut request: Completion = parse(body)?;
+    let mut options = request.shared.options()?;
+    options.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS.max(options.min_tokens));
+    let prompts = match request.prompt {
+        Some(Prompts::Text(text)) => vec![Prompt::Text(text)],
+        Some(Prompts::Tokens(tokens)) => vec![Prompt::Tokens(tokens)],
+        Some(Prompts::Texts(texts)) => texts.into_iter().map(Prompt::Text).collect(),
+        Some(Prompts::TokenLists(lists)) => lists.into_iter().map(Prompt::Tokens).collect(),
+        None => return Err(RequestError::invalid("prompt", "is missing")),
+    };
+    let logprobs = options.logprobs.map(|n| Logprobs { n_top: n as usize });
+    let form = Form { is_chat: false, logprobs, token_ids: request.shared.return_token_ids };
+    let question = Question {
+        operation: Operation::Completion,
+        model: request.shared.model.unwrap_or_default(),
+        input: Input::Prompts(prompts),
+        options,
+        is_stream: request.shared.is_stream,
+    };
+    Ok((question, form, request.shared.stream_options.include_usage))
+}

@@ -1,0 +1,117 @@
+//! The OpenAI HTTP API, with vLLM's extra fields.
+
+mod body;
+mod chat;
+mod completions;
+mod error;
+mod extras;
+mod format;
+mod sampling;
+mod sse;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use contract::error::RequestError;
+use http::{HeaderMap, StatusCode, header};
+use serde_json::{Value, json};
+
+use self::error::{ApiError, refusal};
+use crate::generate::{Question, Service};
+
+/// Makes the routes.
+pub(crate) fn router(service: Arc<Service>, cors: bool) -> Router {
+    let router = Router::new()
+        .route("/v1/completions", post(completions::serve))
+        .route("/v1/chat/completions", post(chat::serve))
+        .route("/v1/models", get(models))
+        .route("/v1/models/{*name}", get(model))
+        .method_not_allowed_fallback(async |request: Request| {
+            let message = format!("{} is not allowed on {}", request.method(), request.uri().path());
+            refusal(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", &message)
+        })
+        .fallback(async |request: Request| {
+            let message = format!("there is no {} here", request.uri().path());
+            refusal(StatusCode::NOT_FOUND, "not_found", &message)
+        })
+        .with_state(service);
+    if cors { router.layer(tower_http::cors::CorsLayer::permissive()) } else { router }
+}
+
+async fn models(State(service): State<Arc<Service>>) -> Response {
+    axum::Json(json!({"object": "list", "data": [describe(&service)]})).into_response()
+}
+
+async fn model(State(service): State<Arc<Service>>, name: axum::extract::Path<String>) -> Result<Response, ApiError> {
+    service.check_model(&name)?;
+    Ok(axum::Json(describe(&service)).into_response())
+}
+
+fn describe(service: &Service) -> Value {
+    json!({
+        "id": service.model.name(),
+        "object": "model",
+        "created": service.model.created_unix_s,
+        "owned_by": "tessera",
+        "root": service.model.name(),
+        "parent": null,
+        "max_model_len": service.cluster.context_length(),
+    })
+}
+
+/// Reads a whole body within the bound.
+async fn read(service: &Service, headers: &HeaderMap, body: Body) -> Result<axum::body::Bytes, ApiError> {
+    let most = service.limits.body_bytes_max;
+    let stated = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if stated.is_some_and(|length| length > most as u64) {
+        return Err(ApiError::TooLarge { most });
+    }
+    axum::body::to_bytes(body, most).await.map_err(|error| {
+        let is_bound = std::error::Error::source(&error)
+            .is_some_and(|source| source.to_string().contains("length limit exceeded"));
+        if is_bound {
+            ApiError::TooLarge { most }
+        } else {
+            ApiError::from(RequestError::invalid("body", format!("could not be read: {error}")))
+        }
+    })
+}
+
+/// What a reply tells beside the answer itself.
+struct Reply {
+    /// `cmpl` or `chatcmpl`.
+    prefix: &'static str,
+    /// Of an object that is no part of a stream.
+    object: &'static str,
+    /// Of a part of a stream.
+    chunk_object: &'static str,
+    created_unix_s: u64,
+    form: format::Form,
+    include_usage: bool,
+}
+
+async fn reply(
+    service: Arc<Service>,
+    headers: &HeaderMap,
+    question: Question,
+    reply: Reply,
+) -> Result<Response, ApiError> {
+    let span = super::span::span(&question, service.model.name(), &super::span::metadata(headers));
+    let is_stream = question.is_stream;
+    let n_choices = match &question.input {
+        crate::generate::Input::Prompts(prompts) => prompts.len(),
+        crate::generate::Input::Chat(..) => 1,
+    }
+    .saturating_mul(question.options.n as usize);
+    let answer = service.ask(question, span).await?;
+    let format = format::Format::new(&service, answer.id, reply);
+    if is_stream {
+        return Ok(sse::respond(format, answer.events, n_choices).await?);
+    }
+    let whole = format::collect(format, answer.events, n_choices).await?;
+    Ok(axum::Json(whole).into_response())
+}

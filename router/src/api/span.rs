@@ -1,0 +1,39 @@
+//! One span for each request, named by the semantic conventions and never holding text of it.
+
+use http::HeaderMap;
+use tonic::metadata::MetadataMap;
+use tracing::{Span, field};
+
+use crate::generate::Question;
+
+/// Makes the span of a question as a child of the caller's.
+pub(super) fn span(question: &Question, model: &str, metadata: &MetadataMap) -> Span {
+    let operation = question.operation.name();
+    let options = &question.options;
+    let span = tracing::info_span!(
+        "request",
+        otel.name = format!("{operation} {model}"),
+        otel.kind = "server",
+        gen_ai.operation.name = operation,
+        gen_ai.provider.name = "tessera",
+        gen_ai.request.model = model,
+        gen_ai.request.max_tokens = options.max_tokens,
+        gen_ai.request.temperature = options.temperature,
+        gen_ai.request.top_p = options.top_p,
+        gen_ai.request.top_k = options.top_k,
+        gen_ai.request.choice.count = options.n,
+        gen_ai.request.stream = question.is_stream,
+        gen_ai.usage.input_tokens = field::Empty,
+        gen_ai.usage.output_tokens = field::Empty,
+        gen_ai.usage.cache_read.input_tokens = field::Empty,
+        gen_ai.response.finish_reasons = field::Empty,
+        error.type = field::Empty,
+    );
+    daemon::telemetry::propagation::set_parent(&span, metadata);
+    span
+}
+
+/// Headers of an HTTP request as gRPC metadata, which they are.
+pub(super) fn metadata(headers: &HeaderMap) -> MetadataMap {
+    MetadataMap::from_headers(headers.clone())
+}

@@ -1,0 +1,183 @@
+//! One worker from handshake to loss: it is ready while its cache's events flow, and tried again when they do not.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use contract::ids::{EngineId, Incarnation, WorkerId};
+use contract::kv::KvEvent;
+use contract::model::{IdentityMismatch, ModelIdentity};
+use proto::WireError;
+use proto::worker::v1::kv_frame::Body;
+use proto::worker::v1::worker_client::WorkerClient;
+use proto::worker::v1::{DescribeRequest, KvFrame, WatchKvRequest};
+use thiserror::Error;
+use tonic::Streaming;
+use tonic::transport::Channel;
+
+use super::load::Load;
+use super::{Cluster, Engine};
+use crate::route::directory::{Resync, Update};
+
+/// Largest frame of cache events.
+const FRAME_BYTES_MAX: usize = 64 << 20;
+
+/// A worker to be linked with.
+#[derive(Clone, Debug)]
+pub(super) struct Peer {
+    pub(super) worker: WorkerId,
+    pub(super) incarnation: Incarnation,
+    pub(super) address: String,
+    pub(super) draining: Arc<AtomicBool>,
+}
+
+/// Why a link is not ready or no longer so.
+#[derive(Debug, Error)]
+enum Lost {
+    #[error("it does not answer within {0} ms")]
+    Silent(u64),
+    #[error("{0}")]
+    Status(#[from] tonic::Status),
+    #[error("{0}")]
+    Mismatch(#[from] IdentityMismatch),
+    #[error("{0}")]
+    Wire(#[from] WireError),
+    #[error("it is {0} now")]
+    Another(String),
+    #[error("it ended the stream")]
+    Ended,
+    #[error("{0}")]
+    Address(#[from] daemon::client::AddressError),
+}
+
+/// Keeps a worker linked; never returns.
+pub(super) async fn keep(cluster: Arc<Cluster>, peer: Peer) {
+    let (least, most) = (cluster.settings.backoff_ms_min.max(1), cluster.settings.backoff_ms_max.max(1));
+    let mut backoff_ms = least;
+    let mut told_mismatch = None;
+    loop {
+        let mut ready = Ready { cluster: &cluster, engines: Vec::new() };
+        let Err(lost) = Box::pin(link(&cluster, &peer, &mut ready)).await;
+        let was_ready = !ready.engines.is_empty();
+        drop(ready);
+        if was_ready {
+            backoff_ms = least;
+        }
+        match &lost {
+            Lost::Mismatch(mismatch) => {
+                cluster.metrics.mismatches.inc();
+                if told_mismatch.as_ref() != Some(mismatch) {
+                    tracing::error!(worker = %peer.worker, address = %peer.address, "worker is not used: {mismatch}");
+                    told_mismatch = Some(mismatch.clone());
+                }
+            }
+            lost if was_ready => tracing::warn!(worker = %peer.worker, "worker is lost: {lost}"),
+            lost => tracing::debug!(worker = %peer.worker, "worker is not ready: {lost}"),
+        }
+        tokio::time::sleep(Duration::from_millis(backoff_ms)).await;
+        backoff_ms = (backoff_ms * 2).min(most);
+    }
+}
+
+/// Engines that are published for as long as this lives, also when the link's task is dropped.
+struct Ready<'a> {
+    cluster: &'a Cluster,
+    engines: Vec<Arc<Engine>>,
+}
+
+impl Drop for Ready<'_> {
+    fn drop(&mut self) {
+        if !self.engines.is_empty() {
+            self.cluster.withdraw(&self.engines);
+            self.cluster.count_blocks();
+        }
+    }
+}
+
+async fn link(cluster: &Cluster, peer: &Peer, ready: &mut Ready<'_>) -> Result<std::convert::Infallible, Lost> {
+    let channel = daemon::client::channel(&peer.address, &cluster.settings.channel)?;
+    let client = WorkerClient::new(channel).max_decoding_message_size(FRAME_BYTES_MAX);
+    let (identity, engines) = describe(cluster, peer, &client).await?;
+    let mut frames = watch(cluster, &client, &engines, &identity).await?;
+    ready.engines = engines;
+    cluster.publish(&ready.engines);
+    tracing::info!(worker = %peer.worker, address = %peer.address, n_engines = ready.engines.len(), "worker is ready");
+    loop {
+        let silence_ms = cluster.settings.kv_silence_ms_max;
+        let frame = within(silence_ms, frames.message()).await??.ok_or(Lost::Ended)?;
+        if let Err(resync) = take(cluster, &ready.engines, frame)? {
+            tracing::debug!(worker = %peer.worker, reason = resync.name(), "asks for a snapshot of cached blocks");
+            cluster.metrics.resync(resync.name());
+            frames = watch(cluster, &client, &ready.engines, &identity).await?;
+        }
+        cluster.count_blocks();
+    }
+}
+
+async fn describe(
+    cluster: &Cluster,
+    peer: &Peer,
+    client: &WorkerClient<Channel>,
+) -> Result<(ModelIdentity, Vec<Arc<Engine>>), Lost> {
+    let timeout_ms = cluster.settings.handshake_timeout_ms;
+    let description = within(timeout_ms, client.clone().describe(DescribeRequest {})).await??.into_inner();
+    let theirs: ModelIdentity = description.identity.ok_or(WireError::Missing("identity"))?.try_into()?;
+    let ours = cluster.model.agree(&theirs, &format!("worker {}", peer.worker))?;
+    let mut engines = Vec::with_capacity(description.engines.len());
+    for id in description.engines {
+        let id = EngineId::from(id);
+        if (&id.worker, id.incarnation) != (&peer.worker, peer.incarnation) {
+            return Err(Lost::Another(id.to_string()));
+        }
+        engines.push(Arc::new(Engine {
+            id,
+            client: client.clone(),
+            context_length: theirs.context_length,
+            load: Arc::new(Load::default()),
+            draining: Arc::clone(&peer.draining),
+        }));
+    }
+    if engines.is_empty() {
+        return Err(WireError::Missing("engines").into());
+    }
+    Ok((ours, engines))
+}
+
+async fn watch(
+    cluster: &Cluster,
+    client: &WorkerClient<Channel>,
+    engines: &[Arc<Engine>],
+    identity: &ModelIdentity,
+) -> Result<Streaming<KvFrame>, Lost> {
+    {
+        let mut directory = cluster.directory();
+        engines.iter().for_each(|engine| directory.begin(&engine.id));
+    }
+    let request = WatchKvRequest { identity: Some(identity.into()) };
+    let timeout_ms = cluster.settings.handshake_timeout_ms;
+    Ok(within(timeout_ms, client.clone().watch_kv(request)).await??.into_inner())
+}
+
+/// Takes a frame; the inner result says whether the directory can go on.
+fn take(cluster: &Cluster, engines: &[Arc<Engine>], frame: KvFrame) -> Result<Result<(), Resync>, Lost> {
+    let engine = EngineId::from(frame.engine.ok_or(WireError::Missing("engine"))?);
+    if engines.iter().all(|known| known.id != engine) {
+        return Err(Lost::Another(engine.to_string()));
+    }
+    let update = match frame.body.ok_or(WireError::Missing("body"))? {
+        Body::Snapshot(snapshot) => {
+            let hashes = snapshot.blocks.iter().map(|block| block.hashes().map(|(hash, _)| hash));
+            Update::Snapshot { blocks: hashes.collect::<Result<_, _>>()?, last: snapshot.last }
+        }
+        Body::Events(events) => {
+            let events: Result<Vec<KvEvent>, WireError> = events.events.into_iter().map(TryInto::try_into).collect();
+            Update::Events(events?)
+        }
+        Body::Heartbeat(digest) => Update::Heartbeat(digest.into()),
+    };
+    Ok(cluster.directory().apply(&engine, frame.sequence, update))
+}
+
+async fn within<T>(timeout_ms: u64, work: impl Future<Output = T>) -> Result<T, Lost> {
+    tokio::time::timeout(Duration::from_millis(timeout_ms), work).await.map_err(|_| Lost::Silent(timeout_ms))
+}

@@ -1,0 +1,222 @@
+//! Which workers there should be, from membership and the scheduler's view, and a link with each of them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use contract::ids::{Incarnation, WorkerId};
+use contract::view::{ClusterView, Member, MemberKey, MemberKind};
+use daemon::client::{AddressError, channel};
+use daemon::shutdown::{Shutdown, Trigger};
+use daemon::task::Tasks;
+use membership::{WatchEvent, WatchStream};
+use proto::cluster::v1::WatchViewRequest;
+use proto::cluster::v1::scheduler_client::SchedulerClient;
+use tokio::sync::mpsc;
+use tonic::transport::Channel;
+
+use super::Cluster;
+use super::link::{self, Peer};
+
+/// Views and membership events that wait to be looked at.
+const N_NEWS_MAX: usize = 64;
+/// Largest view.
+const VIEW_BYTES_MAX: usize = 64 << 20;
+
+/// One life of one worker.
+type Life = (WorkerId, Incarnation);
+
+/// Where a worker is, as one source says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Known {
+    address: String,
+    draining: bool,
+}
+
+enum News {
+    Members(WatchEvent),
+    View(ClusterView),
+}
+
+struct Link {
+    stop: Trigger,
+    address: String,
+    draining: Arc<AtomicBool>,
+}
+
+/// Follows both sources and keeps a link with every worker that either names, until `shutdown`.
+///
+/// # Errors
+/// When a scheduler's address cannot be parsed.
+pub(crate) fn supervise(
+    cluster: &Arc<Cluster>,
+    mut members: WatchStream,
+    schedulers: &[String],
+    tasks: &Tasks,
+    shutdown: &Shutdown,
+) -> Result<(), AddressError> {
+    let (sender, news) = mpsc::channel(N_NEWS_MAX);
+    for address in schedulers {
+        let client = SchedulerClient::new(channel(address, &cluster.settings.channel)?)
+            .max_decoding_message_size(VIEW_BYTES_MAX);
+        let (cluster, sender) = (Arc::clone(cluster), sender.clone());
+        until(tasks, "cluster view", shutdown, async move { follow_views(&cluster, client, sender).await });
+    }
+    until(tasks, "membership watch", shutdown, async move {
+        while let Some(event) = members.next().await {
+            if sender.send(News::Members(event)).await.is_err() {
+                return;
+            }
+        }
+    });
+    let cluster = Arc::clone(cluster);
+    let (tasks_of_links, whole) = (tasks.clone(), shutdown.clone());
+    until(tasks, "supervisor", shutdown, async move {
+        Supervisor::new(cluster, tasks_of_links, whole).run(news).await;
+    });
+    Ok(())
+}
+
+/// Runs `work` until it ends or `shutdown` comes.
+fn until(tasks: &Tasks, name: &'static str, shutdown: &Shutdown, work: impl Future<Output = ()> + Send + 'static) {
+    let shutdown = shutdown.clone();
+    tasks.spawn(name, async move {
+        tokio::select! {
+            () = shutdown.triggered() => {}
+            () = work => {}
+        }
+    });
+}
+
+async fn follow_views(cluster: &Cluster, mut client: SchedulerClient<Channel>, news: mpsc::Sender<News>) {
+    let backoff = Duration::from_millis(cluster.settings.backoff_ms_max.max(1));
+    loop {
+        let request = WatchViewRequest { router: String::new() };
+        let result = async {
+            let mut views = client.watch_view(request).await?.into_inner();
+            while let Some(view) = views.message().await? {
+                let view = ClusterView::try_from(view).map_err(tonic::Status::from)?;
+                if news.send(News::View(view)).await.is_err() {
+                    break;
+                }
+            }
+            Ok::<(), tonic::Status>(())
+        };
+        if let Err(status) = result.await {
+            tracing::debug!(status = status.message(), "no view from the scheduler; the last one stays");
+        }
+        tokio::time::sleep(backoff).await;
+    }
+}
+
+struct Supervisor {
+    cluster: Arc<Cluster>,
+    tasks: Tasks,
+    shutdown: Shutdown,
+    members: BTreeMap<Life, Known>,
+    viewed: BTreeMap<Life, Known>,
+    /// Epoch and version of the newest view.
+    newest: (u64, u64),
+    links: HashMap<Life, Link>,
+}
+
+impl Supervisor {
+    fn new(cluster: Arc<Cluster>, tasks: Tasks, shutdown: Shutdown) -> Self {
+        let (members, viewed) = (BTreeMap::new(), BTreeMap::new());
+        Self { cluster, tasks, shutdown, members, viewed, newest: (0, 0), links: HashMap::new() }
+    }
+
+    async fn run(mut self, mut news: mpsc::Receiver<News>) {
+        while let Some(item) = news.recv().await {
+            match item {
+                News::Members(event) => self.take_members(event),
+                News::View(view) => self.take_view(view),
+            }
+            self.adjust();
+        }
+    }
+
+    fn take_members(&mut self, event: WatchEvent) {
+        match event {
+            WatchEvent::Snapshot(members) => {
+                self.members = members.iter().filter_map(|member| self.worker(member)).collect();
+            }
+            WatchEvent::Changed(member) => {
+                let known = self.worker(&member);
+                self.members.extend(known);
+            }
+            WatchEvent::Removed(key) => {
+                if let Some(life) = life(&key) {
+                    self.members.remove(&life);
+                    // The scheduler drops it too, but later; its next view tells anew.
+                    self.viewed.remove(&life);
+                }
+            }
+        }
+    }
+
+    fn take_view(&mut self, view: ClusterView) {
+        // A version may begin again where the scheduler does, under the same epoch, but an older leader is refused.
+        if view.epoch < self.newest.0 {
+            tracing::warn!(epoch = view.epoch, newest = self.newest.0, "a view of an older leader is refused");
+            return;
+        }
+        self.newest = (view.epoch, view.version);
+        self.viewed = view
+            .engines
+            .iter()
+            .filter(|engine| engine.identity.name.as_str() == self.cluster.model.name())
+            .map(|engine| {
+                let life = (engine.engine.worker.clone(), engine.engine.incarnation);
+                (life, Known { address: engine.address.clone(), draining: engine.draining })
+            })
+            .collect();
+        self.cluster.see(view);
+    }
+
+    /// Makes links with new workers and drops those with workers that nobody names.
+    fn adjust(&mut self) {
+        let mut wanted = self.viewed.clone();
+        wanted.extend(self.members.clone());
+        self.links.retain(|life, link| {
+            let stays = wanted.get(life).is_some_and(|known| known.address == link.address);
+            if !stays {
+                link.stop.fire();
+            }
+            stays
+        });
+        for (life, known) in wanted {
+            if let Some(link) = self.links.get(&life) {
+                link.draining.store(known.draining, Ordering::Relaxed);
+                continue;
+            }
+            let link = self.start(&life, known);
+            self.links.insert(life, link);
+        }
+        let n_ready = self.cluster.n_workers();
+        self.cluster.metrics.engines_stale.set(self.links.len().saturating_sub(n_ready) as i64);
+    }
+
+    /// A member that is a worker and does not serve another model.
+    fn worker(&self, member: &Member) -> Option<(Life, Known)> {
+        let serves_another =
+            member.identity.as_ref().is_some_and(|identity| identity.name.as_str() != self.cluster.model.name());
+        let life = life(&member.key()).filter(|_| !serves_another)?;
+        Some((life, Known { address: member.address.clone(), draining: member.draining }))
+    }
+
+    fn start(&self, (worker, incarnation): &Life, known: Known) -> Link {
+        let (stop, stopped) = self.shutdown.part();
+        let draining = Arc::new(AtomicBool::new(known.draining));
+        let address = known.address.clone();
+        let (worker, incarnation) = (worker.clone(), *incarnation);
+        let peer = Peer { worker, incarnation, address: known.address, draining: Arc::clone(&draining) };
+        until(&self.tasks, "worker link", &stopped, link::keep(Arc::clone(&self.cluster), peer));
+        Link { stop, address, draining }
+    }
+}
+
+fn life(key: &MemberKey) -> Option<Life> {
+    (key.kind == MemberKind::Worker).then(|| (key.id.as_str().into(), key.incarnation))
+}

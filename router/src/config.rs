@@ -1,0 +1,182 @@
+//! The router's table of the configuration document.
+
+use std::path::PathBuf;
+
+use contract::hash::HashKey;
+use daemon::announce::Announce;
+use daemon::client::ChannelOptions;
+use daemon::server::ServerConfig;
+use membership::MembershipConfig;
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+
+/// Everything a router is told.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Config {
+    /// Its lasting name.
+    pub id: String,
+    /// Where gRPC listens.
+    pub grpc: String,
+    /// Where the OpenAI HTTP API listens.
+    pub http: String,
+    /// The address other members reach gRPC at; empty takes the one that is listened on.
+    pub advertise: String,
+    /// Model files: the tokenizer and chat template are read, weights are not.
+    pub model: PathBuf,
+    /// Name that clients ask for; empty takes the one the files suggest.
+    pub model_name: String,
+    /// Tokens in a KV block; absent takes the first worker's.
+    pub block_size: Option<u32>,
+    /// Secret of the cluster's prefix hashes, 64 hexadecimal digits.
+    pub hash_key: String,
+    /// How requests are placed, by the name of a policy.
+    pub policy: String,
+    /// Where members are found.
+    pub membership: MembershipConfig,
+    /// Schedulers, as HOST:PORT; any of them serves the view.
+    pub scheduler_addresses: Vec<String>,
+    /// What a request may be.
+    pub limits: Limits,
+    /// How workers are placed on and watched.
+    pub workers: WorkerSettings,
+    /// Lets web pages of any origin call the HTTP API.
+    pub cors: bool,
+    /// Bounds of both listeners.
+    pub server: ServerConfig,
+    /// Who is told the addresses.
+    #[serde(skip)]
+    pub announce: Announce,
+}
+
+/// Bounds on requests.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Limits {
+    /// Requests that run at once; beyond it they are refused with a time to come back.
+    pub n_in_flight_max: usize,
+    /// Time after which a refused client may come back.
+    pub retry_after_ms: u64,
+    /// Largest body of a request.
+    pub body_bytes_max: usize,
+    /// Choices of one request, over all its prompts.
+    pub n_choices_max: u32,
+    /// Stop strings of one request.
+    pub n_stops_max: usize,
+    /// Longest stop string.
+    pub stop_bytes_max: usize,
+    /// Longest time for a request.
+    pub request_timeout_ms: u64,
+    /// Long texts that are tokenized at once.
+    pub n_tokenizing_max: usize,
+}
+
+/// How workers are reached.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WorkerSettings {
+    /// Connections to workers and schedulers.
+    pub channel: ChannelOptions,
+    /// Placements of one choice at most.
+    pub n_attempts_max: u32,
+    /// Longest wait for a worker to describe itself or to begin a watch.
+    pub handshake_timeout_ms: u64,
+    /// A watch that is silent for this long is made anew.
+    pub kv_silence_ms_max: u64,
+    /// Shortest wait before a lost watch is made anew.
+    pub backoff_ms_min: u64,
+    /// Longest such wait.
+    pub backoff_ms_max: u64,
+    /// Bound of the prefix directory.
+    pub directory_bytes_max: usize,
+    /// For so long blocks of a prompt just placed are taken for cached.
+    pub promise_ms: u64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            id: "router-0".to_owned(),
+            grpc: "127.0.0.1:50051".to_owned(),
+            http: "127.0.0.1:8080".to_owned(),
+            advertise: String::new(),
+            model: PathBuf::new(),
+            model_name: String::new(),
+            block_size: None,
+            hash_key: String::new(),
+            policy: crate::route::policy::DEFAULT.to_owned(),
+            membership: MembershipConfig::default(),
+            scheduler_addresses: Vec::new(),
+            limits: Limits::default(),
+            workers: WorkerSettings::default(),
+            cors: false,
+            server: ServerConfig::default(),
+            announce: Announce::default(),
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            n_in_flight_max: 4_096,
+            retry_after_ms: 1_000,
+            body_bytes_max: 8 << 20,
+            n_choices_max: 128,
+            n_stops_max: 16,
+            stop_bytes_max: 1_024,
+            request_timeout_ms: 3_600_000,
+            n_tokenizing_max: 8,
+        }
+    }
+}
+
+impl Default for WorkerSettings {
+    fn default() -> Self {
+        Self {
+            channel: ChannelOptions::default(),
+            n_attempts_max: 3,
+            handshake_timeout_ms: 5_000,
+            kv_silence_ms_max: 15_000,
+            backoff_ms_min: 50,
+            backoff_ms_max: 2_000,
+            directory_bytes_max: 256 << 20,
+            promise_ms: 10_000,
+        }
+    }
+}
+
+impl Config {
+    /// Reads the hash key.
+    ///
+    /// # Errors
+    /// When it is not 64 hexadecimal digits.
+    pub fn key(&self) -> Result<HashKey, Error> {
+        let wrong = || Error::HashKey { length: self.hash_key.len() };
+        let digits = self.hash_key.as_bytes();
+        if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
+            return Err(wrong());
+        }
+        let mut key = [0; 32];
+        for (byte, pair) in key.iter_mut().zip(digits.chunks_exact(2)) {
+            let pair = std::str::from_utf8(pair).map_err(|_| wrong())?;
+            *byte = u8::from_str_radix(pair, 16).map_err(|_| wrong())?;
+        }
+        Ok(HashKey(key))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_64_hexadecimal_digits() {
+        let with = |hash_key: &str| Config { hash_key: hash_key.to_owned(), ..Config::default() };
+        assert_eq!(with(&"0a".repeat(32)).key().unwrap(), HashKey([10; 32]));
+        for wrong in ["", "0a", &"0g".repeat(32), &"+1".repeat(32), &"0a".repeat(33)] {
+            assert!(with(wrong).key().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Why a router cannot run.
+
+use daemon::client::AddressError;
+use daemon::server::{BindError, ServeError};
+use thiserror::Error;
+
+/// What ends a router, or keeps it from starting.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// The key is not of the form it must have; its value is not shown.
+    #[error("router.hash_key has {length} characters; give 64 hexadecimal digits, the same to every router and worker")]
+    HashKey {
+        /// Characters it has.
+        length: usize,
+    },
+    /// No policy of that name.
+    #[error("router.policy {name:?} is unknown; known are {known}")]
+    Policy {
+        /// The name given.
+        name: String,
+        /// The names there are.
+        known: String,
+    },
+    /// The model's files cannot be opened.
+    #[error("cannot open the model: {0}")]
+    Model(#[from] models::OpenError),
+    /// The model's tokenizer cannot be built.
+    #[error("cannot build the tokenizer of {path}: {source}")]
+    Text {
+        /// The model.
+        path: String,
+        /// Why not.
+        source: crate::text::TextError,
+    },
+    /// A value of the model does not fit where it goes.
+    #[error("model value {what} = {value} is out of range")]
+    ModelValue {
+        /// Which.
+        what: &'static str,
+        /// Its value.
+        value: usize,
+    },
+    /// An address cannot be listened on.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// A peer's address cannot be parsed.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// The servers cannot be built.
+    #[error(transparent)]
+    Serve(#[from] ServeError),
+    /// Membership cannot be configured.
+    #[error("cannot use membership: {0}")]
+    Membership(#[from] membership::Error),
+    /// A part of the router panicked.
+    #[error("a part of the router failed: {0}")]
+    Part(#[from] tokio::task::JoinError),
+}

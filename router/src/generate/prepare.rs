@@ -1,0 +1,122 @@
+//! A question, checked once, as the requests that workers take.
+
+use std::sync::Arc;
+
+use contract::error::RequestError;
+use contract::ids::{RequestId, Token};
+use contract::request::GenerateRequest;
+
+use super::admit::{Service, text_error};
+use super::options::{Options, seed_of};
+use super::{Input, Prompt, Question};
+use crate::model::{PromptBlocks, ServedModel};
+
+/// Prompts from here on take longer to hash than an async task may block.
+const LONG_PROMPT_TOKENS: usize = 16_384;
+
+/// A prompt with a request for each of its choices.
+pub(crate) struct Prepared {
+    pub(crate) requests: Vec<GenerateRequest>,
+    pub(crate) blocks: Arc<PromptBlocks>,
+}
+
+impl Service {
+    /// Turns a question into valid requests.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, by the client's own field name.
+    pub(crate) async fn prepare(&self, question: &mut Question) -> Result<Vec<Prepared>, RequestError> {
+        self.check_model(&question.model)?;
+        let options = &question.options;
+        let input = std::mem::replace(&mut question.input, Input::Prompts(Vec::new()));
+        let prompts = match input {
+            Input::Prompts(prompts) => {
+                options.check(&self.limits, prompts.len())?;
+                self.encode_prompts(prompts, options).await?
+            }
+            Input::Chat(messages, chat) => {
+                options.check(&self.limits, 1)?;
+                if messages.is_empty() {
+                    return Err(RequestError::invalid("messages", "is empty; give at least one message"));
+                }
+                let encode = move |model: &ServedModel| {
+                    let text = model.text.render_chat(&messages, &chat)?;
+                    model.text.encode(&text, Some(false))
+                };
+                // Templates are programs: even a short conversation may take a while.
+                let prompt = self.compute(true, encode).await?.map_err(|error| text_error("messages", &error))?;
+                if prompt.is_empty() {
+                    return Err(RequestError::invalid("messages", "they render to no token"));
+                }
+                vec![prompt]
+            }
+        };
+        let mut prepared = Vec::with_capacity(prompts.len());
+        let seed = options.seed.unwrap_or_else(daemon::random::u64);
+        for prompt in prompts {
+            prepared.push(self.prepare_prompt(prompt, options, seed).await.map_err(|error| options.rename(error))?);
+        }
+        Ok(prepared)
+    }
+
+    async fn encode_prompts(&self, prompts: Vec<Prompt>, options: &Options) -> Result<Vec<Vec<Token>>, RequestError> {
+        if prompts.is_empty() {
+            return Err(empty());
+        }
+        let mut encoded = Vec::with_capacity(prompts.len());
+        for prompt in prompts {
+            let tokens = match prompt {
+                Prompt::Tokens(tokens) => tokens,
+                Prompt::Text(text) if text.is_empty() => Vec::new(),
+                Prompt::Text(text) => self.encode("prompt", text, options.add_special).await?,
+            };
+            if tokens.is_empty() {
+                return Err(empty());
+            }
+            encoded.push(tokens);
+        }
+        Ok(encoded)
+    }
+
+    async fn prepare_prompt(&self, prompt: Vec<Token>, options: &Options, seed: u64) -> Result<Prepared, RequestError> {
+        let context_length = self.cluster.context_length();
+        let first = GenerateRequest {
+            id: RequestId(daemon::random::u128()),
+            attempt: 0,
+            model: self.model.name().into(),
+            generated: Vec::new(),
+            tenant: "default".into(),
+            cache_salt: options.cache_salt.clone(),
+            adapter: options.adapter.clone(),
+            priority: options.priority,
+            deadline: None,
+            sampling: options.sampling(&self.model.defaults, seed),
+            stop: options.stops(&self.model.stop_token_ids, prompt.len(), context_length),
+            logprobs: options.logprobs,
+            prompt_logprobs: None,
+            prompt,
+        };
+        first.validate(self.model.vocab_size(), context_length)?;
+        let is_long = first.prompt.len() >= LONG_PROMPT_TOKENS;
+        let salt = options.cache_salt.clone();
+        let adapter = options.adapter.clone();
+        let hash = move |model: &ServedModel| {
+            let blocks = model.hash_blocks(&first.prompt, &adapter, &salt);
+            (first, blocks)
+        };
+        let (first, blocks) = self.compute(is_long, hash).await?;
+        let mut requests = Vec::with_capacity(options.n as usize);
+        for choice in 1..options.n {
+            let mut request = first.clone();
+            request.id = RequestId(daemon::random::u128());
+            request.sampling.seed = seed_of(seed, choice);
+            requests.push(request);
+        }
+        requests.insert(0, first);
+        Ok(Prepared { requests, blocks: Arc::new(blocks) })
+    }
+}
+
+fn empty() -> RequestError {
+    RequestError::invalid("prompt", "is empty; give text or at least one token id")
+}

@@ -1,0 +1,130 @@
+//! What a router counts.
+
+use std::time::Duration;
+
+use contract::error::RequestError;
+use daemon::telemetry::metrics::{Counter, Gauge, Histogram, Scope, scope};
+use daemon::telemetry::names;
+
+use crate::generate::Operation;
+
+/// The metrics of one router.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    scope: Scope,
+    model: String,
+    policy: &'static str,
+    pub(crate) running: Gauge,
+    pub(crate) engines_ready: Gauge,
+    pub(crate) engines_stale: Gauge,
+    pub(crate) directory_blocks: Gauge,
+    pub(crate) mismatches: Counter,
+    input: Counter,
+    cached: Counter,
+    output: Counter,
+    first_token: [Histogram; 2],
+    per_token: [Histogram; 2],
+    duration: [Histogram; 2],
+}
+
+/// Counts one thing for as long as it lives.
+#[derive(Debug)]
+pub(crate) struct Counted(Gauge);
+
+impl Metrics {
+    pub(crate) fn new(router: &str, model: &str, policy: &'static str) -> Self {
+        let scope = scope("router", router);
+        let of = |metric, values: fn(&'static str, &str) -> Vec<String>| {
+            [Operation::Completion, Operation::Chat].map(|operation| {
+                let values = values(operation.name(), model);
+                scope.histogram(metric, &values.iter().map(String::as_str).collect::<Vec<_>>())
+            })
+        };
+        let two = |operation: &'static str, model: &str| vec![operation.to_owned(), model.to_owned()];
+        let three = |operation: &'static str, model: &str| vec![operation.to_owned(), model.to_owned(), String::new()];
+        Self {
+            running: scope.gauge(&names::ROUTER_REQUESTS, &["running"]),
+            engines_ready: scope.gauge(&names::ROUTE_ENGINES, &["ready"]),
+            engines_stale: scope.gauge(&names::ROUTE_ENGINES, &["stale"]),
+            directory_blocks: scope.gauge(&names::DIRECTORY_BLOCKS, &[]),
+            mismatches: scope.counter(&names::IDENTITY_MISMATCHES, &[]),
+            input: scope.counter(&names::USAGE_TOKENS, &[model, "input"]),
+            cached: scope.counter(&names::USAGE_TOKENS, &[model, "cached"]),
+            output: scope.counter(&names::USAGE_TOKENS, &[model, "output"]),
+            first_token: of(&names::TIME_TO_FIRST_TOKEN, two),
+            per_token: of(&names::TIME_PER_OUTPUT_TOKEN, two),
+            duration: of(&names::REQUEST_DURATION, three),
+            scope,
+            model: model.to_owned(),
+            policy,
+        }
+    }
+
+    /// Counts a request as running until the result is dropped.
+    pub(crate) fn run(&self) -> Counted {
+        self.running.inc();
+        Counted(self.running.clone())
+    }
+
+    pub(crate) fn placed(&self, reason: &'static str) {
+        self.scope.counter(&names::ROUTE_DECISIONS, &[self.policy, reason]).inc();
+    }
+
+    pub(crate) fn refused(&self, error: &RequestError) {
+        self.scope.counter(&names::ADMISSION_REJECTIONS, &[error.code()]).inc();
+    }
+
+    pub(crate) fn resync(&self, reason: &'static str) {
+        self.scope.counter(&names::KV_EVENT_RESYNCS, &[reason]).inc();
+    }
+
+    pub(crate) fn first_token(&self, operation: Operation, after: Duration) {
+        self.first_token[operation as usize].observe(after.as_secs_f64());
+    }
+
+    /// Counts a request that ended well.
+    pub(crate) fn finished(&self, operation: Operation, times: Times, tokens: Tokens) {
+        self.duration[operation as usize].observe(times.whole.as_secs_f64());
+        if let Some(first) = times.first_token.filter(|_| tokens.output_longest > 1) {
+            let each = times.whole.saturating_sub(first).as_secs_f64() / f64::from(tokens.output_longest - 1);
+            self.per_token[operation as usize].observe(each);
+        }
+        self.count(tokens);
+    }
+
+    /// Counts a request that ended badly.
+    pub(crate) fn failed(&self, operation: Operation, whole: Duration, error: &'static str, tokens: Tokens) {
+        let labels = [operation.name(), &self.model, error];
+        self.scope.histogram(&names::REQUEST_DURATION, &labels).observe(whole.as_secs_f64());
+        self.count(tokens);
+    }
+
+    fn count(&self, tokens: Tokens) {
+        self.input.inc_by(tokens.input);
+        self.cached.inc_by(tokens.cached);
+        self.output.inc_by(tokens.output);
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+/// How long a request took.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Times {
+    pub(crate) whole: Duration,
+    pub(crate) first_token: Option<Duration>,
+}
+
+/// What a request was charged for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Tokens {
+    pub(crate) input: u64,
+    pub(crate) cached: u64,
+    pub(crate) output: u64,
+    /// Of the longest choice.
+    pub(crate) output_longest: u32,
+}
