@@ -7,6 +7,8 @@ mod client;
 mod service;
 mod store;
 pub mod table;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use client::client;
 pub use service::Service;

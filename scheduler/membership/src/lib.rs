@@ -12,6 +12,8 @@ mod error;
 mod etcd;
 mod fold;
 mod lease;
+#[cfg(test)]
+mod testing;
 mod watch;
 
 use std::sync::Arc;

@@ -151,7 +151,20 @@ impl Pair {
     }
 }
 
+/// The seed that SEED names, or a random one; printed, so that a failure can be replayed.
+fn config() -> ProptestConfig {
+    let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(daemon::random::u64);
+    eprintln!("SEED={seed}");
+    ProptestConfig {
+        rng_seed: proptest::test_runner::RngSeed::Fixed(seed),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
+}
+
 proptest! {
+    #![proptest_config(config())]
+
     #[test]
     fn behaves_like_a_list_of_leases(steps in prop::collection::vec(step(), 1..120)) {
         let mut pair = Pair {
