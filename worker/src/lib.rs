@@ -1,3 +1,21 @@
 //! One model replica: gRPC service, engine thread, executor and sampler.
+//!
+//! Tokens in, tokens out: text never comes here, and what another worker holds is not known here.
 
+pub mod config;
+mod engine_loop;
+mod error;
+pub mod executor;
+mod inbox;
+mod kv_events;
+mod load;
+mod mailbox;
+mod report;
+mod run;
 pub mod sampler;
+mod service;
+
+pub use config::Config;
+pub use engine_loop::EngineFailure;
+pub use error::Error;
+pub use run::run;

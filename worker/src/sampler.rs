@@ -150,7 +150,8 @@ impl Sampler {
         self.weights.clear();
         self.weights.extend(logits.iter().map(|&logit| exp::exp(logit - max)));
         let normaliser = f64::from(max) + exp::ln(chunk_sums(&self.weights).sum());
-        let logprob = |logit: f32| if logit.is_nan() { f32::NEG_INFINITY } else { (f64::from(logit) - normaliser) as f32 };
+        let logprob =
+            |logit: f32| if logit.is_nan() { f32::NEG_INFINITY } else { (f64::from(logit) - normaliser) as f32 };
         let top = match n {
             0 => Vec::new(),
             n => self.top.select(logits, n.min(logits.len())).iter().map(|c| (c.token, logprob(c.logit))).collect(),

@@ -187,7 +187,8 @@ fn frequencies_follow_the_distribution_with_and_without_filters() {
 #[test]
 fn a_sample_depends_on_seed_and_position_alone() {
     let logits: Vec<f32> = (0..1000_u32).map(|i| ((i * 7) % 13) as f32 / 9.0).collect();
-    let at = |seed, position| sample(&logits, &spec(SamplingParams { seed, ..SamplingParams::default() }), position).token;
+    let at =
+        |seed, position| sample(&logits, &spec(SamplingParams { seed, ..SamplingParams::default() }), position).token;
     assert_eq!(at(1, 5), at(1, 5));
     let draws: std::collections::BTreeSet<Token> = (0..50).map(|position| at(1, position)).collect();
     assert!(draws.len() > 40, "positions draw independently: {}", draws.len());

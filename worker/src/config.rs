@@ -1,0 +1,211 @@
+//! What a worker is told at start.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use contract::hash::HashKey;
+use contract::kv::KvDtype;
+use daemon::announce::Announce;
+use daemon::server::ServerConfig;
+use kernels::ComputeDtype;
+use membership::MembershipConfig;
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+
+/// Number format of weights in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WeightDtype {
+    /// Rounded to bf16 at load; f32 accumulation.
+    #[default]
+    Bf16,
+    /// Kept or widened to f32: for comparison with references.
+    F32,
+}
+
+/// The `[worker]` table.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Config {
+    /// The worker's lasting name; empty makes one up for this life.
+    pub id: String,
+    /// Where it listens, for gRPC and for `/livez`, `/readyz` and `/metrics`.
+    pub listen: String,
+    /// The address others reach it at; empty takes the one that is listened on.
+    pub advertise: String,
+    /// Model files: a Hugging Face folder or a GGUF file.
+    pub model: PathBuf,
+    /// Name that clients ask for; empty takes the one the files suggest.
+    pub model_name: String,
+    /// Format of weights in memory.
+    pub dtype: WeightDtype,
+    /// Format of cached keys and values; absent takes that of the weights.
+    pub kv_dtype: Option<KvDtype>,
+    /// Tokens in a KV block, the same on all workers of a model.
+    pub block_size: u32,
+    /// Blocks in the pool; absent sizes it by `kv_cache_mb`.
+    pub n_blocks: Option<u32>,
+    /// Memory of the pool in MiB; less is taken when all slots at full length need less.
+    pub kv_cache_mb: u64,
+    /// Requests that run at once.
+    pub max_running: u32,
+    /// Requests that wait for a slot; beyond it they are refused with a time to come back.
+    pub max_waiting: u32,
+    /// Tokens computed in one step, at least `max_running`.
+    pub token_budget: u32,
+    /// Tokens of one prompt computed in one step; absent is bounded by `token_budget` alone.
+    pub max_prefill_chunk: Option<u32>,
+    /// Blocks in a hundred of the pool that admission leaves to running requests.
+    pub watermark_percent: u32,
+    /// Longest sequence, prompt and output together; absent takes the model's.
+    pub context_length: Option<u32>,
+    /// Time after which a refused client may come back.
+    pub retry_after_ms: u64,
+    /// Threads that compute; 0 takes all cores.
+    pub threads: usize,
+    /// Instruction set (`scalar`, `avx2`, `avx512`); empty takes the fastest there is.
+    pub cpu: String,
+    /// Tokens that may wait for a request's reader before it is aborted.
+    pub reader_tokens_max: u32,
+    /// Longest silence towards routers and schedulers.
+    pub heartbeat_ms: u64,
+    /// Shortest time between two reports to a scheduler.
+    pub report_interval_ms: u64,
+    /// Batches of KV events that a router may lag behind before it gets a new snapshot.
+    pub kv_batches_max: usize,
+    /// Blocks in one message of a KV snapshot.
+    pub kv_snapshot_blocks_max: usize,
+    /// Secret of the cluster's prefix hashes, 64 hexadecimal digits.
+    pub hash_key: String,
+    /// Where members are found.
+    pub membership: MembershipConfig,
+    /// Schedulers to report to, as HOST:PORT; none reports nothing.
+    pub scheduler_addresses: Vec<String>,
+    /// Bounds of its server; `grace_ms` is the time running requests have at shutdown.
+    pub server: ServerConfig,
+    /// Tells who started it where it listens.
+    #[serde(skip)]
+    pub announce: Announce,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            id: String::new(),
+            listen: "127.0.0.1:0".to_owned(),
+            advertise: String::new(),
+            model: PathBuf::new(),
+            model_name: String::new(),
+            dtype: WeightDtype::Bf16,
+            kv_dtype: None,
+            block_size: 16,
+            n_blocks: None,
+            kv_cache_mb: 512,
+            max_running: 256,
+            max_waiting: 1_024,
+            token_budget: 512,
+            max_prefill_chunk: None,
+            watermark_percent: 1,
+            context_length: None,
+            retry_after_ms: 1_000,
+            threads: 0,
+            cpu: String::new(),
+            reader_tokens_max: 1_024,
+            heartbeat_ms: 1_000,
+            report_interval_ms: 3,
+            kv_batches_max: 1_024,
+            kv_snapshot_blocks_max: 8_192,
+            hash_key: String::new(),
+            membership: MembershipConfig::default(),
+            scheduler_addresses: Vec::new(),
+            server: ServerConfig::default(),
+            announce: Announce::default(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Config {
+    /// Shows which model is served where, and no secret.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { id, listen, model, model_name, dtype, .. } = self;
+        f.debug_struct("Config")
+            .field("id", id)
+            .field("listen", listen)
+            .field("model", model)
+            .field("model_name", model_name)
+            .field("dtype", dtype)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Config {
+    /// Reads the hash key.
+    pub(crate) fn key(&self) -> Result<HashKey, Error> {
+        let wrong = || Error::HashKey { length: self.hash_key.chars().count() };
+        let digits: Vec<u8> =
+            self.hash_key.chars().map_while(|c| c.to_digit(16)).filter_map(|digit| u8::try_from(digit).ok()).collect();
+        if digits.len() != 64 || self.hash_key.len() != 64 {
+            return Err(wrong());
+        }
+        let mut key = [0; 32];
+        for (byte, pair) in key.iter_mut().zip(digits.chunks_exact(2)) {
+            *byte = pair[0] << 4 | pair[1];
+        }
+        Ok(HashKey(key))
+    }
+
+    pub(crate) fn compute_dtype(&self) -> ComputeDtype {
+        match self.dtype {
+            WeightDtype::Bf16 => ComputeDtype::Bf16,
+            WeightDtype::F32 => ComputeDtype::F32,
+        }
+    }
+
+    pub(crate) fn cache_dtype(&self) -> KvDtype {
+        self.kv_dtype.unwrap_or(match self.dtype {
+            WeightDtype::Bf16 => KvDtype::Bf16,
+            WeightDtype::F32 => KvDtype::F32,
+        })
+    }
+
+    pub(crate) fn heartbeat(&self) -> Duration {
+        Duration::from_millis(self.heartbeat_ms.max(1))
+    }
+
+    /// Blocks in the pool, where one takes `block_bytes` and sequences are at most `context_length` long.
+    pub(crate) fn pool_blocks(&self, block_bytes: usize, context_length: u32) -> u32 {
+        if let Some(n_blocks) = self.n_blocks {
+            return n_blocks;
+        }
+        let by_memory = self.kv_cache_mb.saturating_mul(1 << 20) / (block_bytes as u64).max(1);
+        let per_sequence = u64::from(context_length.div_ceil(self.block_size.max(1))) + 1;
+        let by_use = per_sequence.saturating_mul(self.max_running.into());
+        let n_blocks = by_memory.min(by_use).clamp(1, engine::config::BLOCKS_MAX.into());
+        u32::try_from(n_blocks).unwrap_or(engine::config::BLOCKS_MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_64_hexadecimal_digits_and_are_not_shown() {
+        let with_key = |hash_key: &str| Config { hash_key: hash_key.to_owned(), ..Config::default() };
+        assert_eq!(with_key(&"0a".repeat(32)).key().unwrap(), HashKey([10; 32]));
+        for bad in ["", &"0".repeat(63), &"g".repeat(64), &"é".repeat(32), &"0".repeat(65)] {
+            assert!(with_key(bad).key().is_err(), "{bad:?}");
+        }
+        assert!(!format!("{:?}", with_key("abcdef")).contains("abcdef"));
+    }
+
+    #[test]
+    fn the_pool_is_bounded_by_memory_and_by_what_can_be_used() {
+        let config = Config { max_running: 2, ..Config::default() };
+        assert_eq!(config.pool_blocks(1 << 20, 1 << 20), 512);
+        assert_eq!(config.pool_blocks(1 << 10, 64), 10);
+        assert_eq!(config.pool_blocks(usize::MAX, 64), 1, "an engine judges what is too small");
+        assert_eq!(Config { n_blocks: Some(7), ..config }.pool_blocks(1, 64), 7);
+    }
+}

@@ -1,0 +1,251 @@
+//! The thread that owns an engine and its executor: events in, one step after the other, tokens out.
+//! Hot path: no lock held over a step, no log.
+
+mod handle;
+mod metrics;
+
+use std::any::Any;
+use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use contract::cost::CostCoefficients;
+use contract::error::RequestError;
+use contract::ids::{EngineId, RequestId};
+use contract::occupancy::Occupancy;
+use contract::plan::{ForwardPlan, StepOutput};
+use contract::stream::GenerateFrame;
+use daemon::clock;
+use engine::{Engine, Output, OutputEvent};
+use thiserror::Error;
+use tokio::sync::watch;
+
+pub(crate) use handle::{Bounds, EngineHandle, EngineThread, start};
+use metrics::Metrics;
+
+use crate::executor::Executor;
+use crate::inbox::{Event, Inbox, Submission};
+use crate::kv_events::KvPublisher;
+use crate::mailbox::{Delivery, Writer};
+
+/// Why an engine thread ended before it was told to.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("the engine failed: {0}")]
+pub struct EngineFailure(pub(crate) String);
+
+/// A request that the engine knows.
+struct Live {
+    ticket: u64,
+    attempt: u32,
+    writer: Writer,
+}
+
+/// Everything mutable of one engine.
+pub(crate) struct EngineLoop {
+    id: EngineId,
+    engine: Engine,
+    executor: Box<dyn Executor>,
+    inbox: Inbox,
+    live: HashMap<RequestId, Live>,
+    kv: KvPublisher,
+    occupancy: watch::Sender<Occupancy>,
+    metrics: Metrics,
+    started: Instant,
+    draining: Option<RequestError>,
+    /// Reused from turn to turn.
+    events: VecDeque<Event>,
+    outputs: Vec<Output>,
+}
+
+/// Whether the thread goes on.
+#[derive(PartialEq, Eq)]
+enum Turn {
+    GoOn,
+    Stop,
+}
+
+impl EngineLoop {
+    /// Runs until it is stopped or fails; every request is told how it ended.
+    pub(crate) fn run(mut self) -> Result<(), EngineFailure> {
+        let ended = catch_unwind(AssertUnwindSafe(|| self.turns()));
+        let failure = match ended {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(failure)) => failure,
+            Err(panic) => EngineFailure(format!("the engine thread panicked: {}", panic_text(panic.as_ref()))),
+        };
+        tracing::error!(engine = %self.id, error = %failure, "engine failed");
+        // After a panic the engine is not to be trusted: its requests are ended by their writers.
+        let error = RequestError::Internal(failure.to_string());
+        self.inbox.close(error.clone());
+        self.live.drain().for_each(|(_, live)| live.writer.fail(error.clone()));
+        Err(failure)
+    }
+
+    fn turns(&mut self) -> Result<(), EngineFailure> {
+        loop {
+            if self.take_events() == Turn::Stop {
+                return Ok(());
+            }
+            self.engine.expire(self.now(), &mut self.outputs);
+            self.deliver();
+            let stepped = self.step()?;
+            self.publish();
+            if !stepped {
+                let timeout = self.engine.next_deadline().map(|deadline| deadline.saturating_sub(self.now()));
+                self.inbox.wait(timeout);
+            }
+        }
+    }
+
+    fn take_events(&mut self) -> Turn {
+        let mut events = std::mem::take(&mut self.events);
+        self.inbox.take(&mut events);
+        let mut turn = Turn::GoOn;
+        for event in events.drain(..) {
+            match event {
+                Event::Submit(submission) => self.submit(*submission),
+                Event::Abort { id, ticket } => self.abort(id, ticket),
+                Event::WatchKv(reply) => {
+                    // Who asked may have gone.
+                    let _ = reply.send(self.kv.view(&mut self.engine));
+                }
+                Event::Drain(error) => self.draining = Some(error),
+                Event::Stop(error) => {
+                    self.inbox.close(error.clone());
+                    self.fail_all(&error);
+                    turn = Turn::Stop;
+                }
+            }
+        }
+        self.events = events;
+        turn
+    }
+
+    fn submit(&mut self, submission: Submission) {
+        let Submission { ticket, request, writer } = submission;
+        if let Some(error) = &self.draining {
+            return writer.fail(error.clone());
+        }
+        let (id, attempt) = (request.id, request.attempt);
+        // A later attempt replaces one whose end has not been noticed yet.
+        if let Some(earlier) = self.live.get(&id).filter(|live| live.attempt < attempt) {
+            let ticket = earlier.ticket;
+            self.abort(id, ticket);
+        }
+        match self.engine.submit(request, self.now()) {
+            Ok(_) => drop(self.live.insert(id, Live { ticket, attempt, writer })),
+            Err(error) => {
+                self.metrics.aborted(&error);
+                writer.fail(error);
+            }
+        }
+    }
+
+    fn abort(&mut self, id: RequestId, ticket: u64) {
+        if self.live.get(&id).is_none_or(|live| live.ticket != ticket) {
+            return;
+        }
+        if let Some(live) = self.live.remove(&id) {
+            self.engine.abort(id);
+            self.metrics.aborted(&RequestError::Cancelled);
+            live.writer.fail(RequestError::Cancelled);
+        }
+    }
+
+    /// Takes one step; false when there is nothing to compute.
+    ///
+    /// Planning, running and retiring are apart, so that the next plan can be made while this one runs.
+    fn step(&mut self) -> Result<bool, EngineFailure> {
+        let Some(plan) = self.engine.plan() else { return Ok(false) };
+        let began = clock::now();
+        match self.execute(&plan) {
+            Ok(output) => self.retire(plan, output, began)?,
+            Err(failure) => {
+                self.fail_all(&RequestError::Internal(failure.to_string()));
+                return Err(failure);
+            }
+        }
+        Ok(true)
+    }
+
+    fn execute(&mut self, plan: &ForwardPlan) -> Result<StepOutput, EngineFailure> {
+        match catch_unwind(AssertUnwindSafe(|| self.executor.run(plan))) {
+            Ok(Ok(output)) => Ok(output),
+            Ok(Err(error)) => Err(EngineFailure(format!("step {}: {error}", plan.step.0))),
+            Err(panic) => Err(EngineFailure(format!("step {} panicked: {}", plan.step.0, panic_text(panic.as_ref())))),
+        }
+    }
+
+    fn retire(&mut self, plan: ForwardPlan, output: StepOutput, began: Instant) -> Result<(), EngineFailure> {
+        if let Err(error) = self.engine.apply(output, &mut self.outputs) {
+            let failure = EngineFailure(error.to_string());
+            self.fail_all(&RequestError::Internal(failure.to_string()));
+            return Err(failure);
+        }
+        self.deliver();
+        self.metrics.stepped(&plan, clock::now().duration_since(began));
+        self.engine.recycle(plan);
+        Ok(())
+    }
+
+    fn fail_all(&mut self, error: &RequestError) {
+        self.engine.fail_all(error, &mut self.outputs);
+        self.deliver();
+        self.publish();
+    }
+
+    /// Hands what the engine said to the requests' readers.
+    fn deliver(&mut self) {
+        let mut outputs = std::mem::take(&mut self.outputs);
+        for Output { request, attempt, event, .. } in outputs.drain(..) {
+            match event {
+                OutputEvent::Failed(error) => {
+                    self.metrics.aborted(&error);
+                    if let Some(live) = self.live.remove(&request) {
+                        live.writer.fail(error);
+                    }
+                }
+                OutputEvent::Tokens { first_position, tokens, finish, cached_tokens } => {
+                    let frame = GenerateFrame { attempt, first_position, tokens, finish, cached_tokens };
+                    self.deliver_frame(request, frame);
+                }
+            }
+        }
+        self.outputs = outputs;
+    }
+
+    fn deliver_frame(&mut self, request: RequestId, frame: GenerateFrame) {
+        let Some(live) = self.live.get(&request) else { return };
+        let finished = frame.finish.is_some();
+        let delivery = live.writer.push(frame);
+        if let Delivery::TooSlow(n_tokens) = delivery {
+            self.metrics.aborted(&RequestError::SlowReader(n_tokens));
+            if !finished {
+                self.engine.abort(request);
+            }
+        }
+        if finished || delivery != Delivery::Queued {
+            self.live.remove(&request);
+        }
+    }
+
+    fn publish(&mut self) {
+        self.kv.publish(&mut self.engine);
+        let occupancy = self.engine.occupancy(self.id.clone(), CostCoefficients::default());
+        self.metrics.observe(&occupancy, self.engine.counters());
+        self.occupancy.send_if_modified(|last| {
+            let changed = *last != occupancy;
+            *last = occupancy;
+            changed
+        });
+    }
+
+    fn now(&self) -> Duration {
+        clock::now().duration_since(self.started)
+    }
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&'static str>().copied()).unwrap_or("no message")
+}

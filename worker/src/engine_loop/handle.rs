@@ -1,0 +1,141 @@
+//! What the async side holds of an engine thread.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use contract::cost::CostCoefficients;
+use contract::error::RequestError;
+use contract::ids::EngineId;
+use contract::occupancy::Occupancy;
+use contract::request::GenerateRequest;
+use daemon::clock;
+use engine::Engine;
+use tokio::sync::{oneshot, watch};
+
+use super::metrics::Metrics;
+use super::{EngineFailure, EngineLoop};
+use crate::executor::Executor;
+use crate::inbox::{Event, Inbox, Submission};
+use crate::kv_events::{KvPublisher, KvView};
+use crate::mailbox::{Reader, mailbox};
+
+/// Bounds between an engine thread and those who use it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// Tokens that may wait for a request's reader.
+    pub(crate) reader_tokens_max: usize,
+    /// Batches of KV events that a watcher may lag behind.
+    pub(crate) kv_batches_max: usize,
+}
+
+/// Sends events to an engine thread; clones reach the same one.
+#[derive(Clone, Debug)]
+pub(crate) struct EngineHandle {
+    inbox: Inbox,
+    occupancy: watch::Receiver<Occupancy>,
+    bounds: Bounds,
+    next_ticket: Arc<AtomicU64>,
+}
+
+/// The thread itself.
+#[derive(Debug)]
+pub(crate) struct EngineThread {
+    thread: JoinHandle<()>,
+    ended: oneshot::Receiver<Result<(), EngineFailure>>,
+}
+
+/// Starts the thread of an engine.
+///
+/// # Errors
+/// When the system refuses a thread.
+pub(crate) fn start(
+    id: EngineId,
+    engine: Engine,
+    executor: Box<dyn Executor>,
+    bounds: Bounds,
+) -> std::io::Result<(EngineHandle, EngineThread)> {
+    let config = engine.config();
+    let inbox = Inbox::new(config.max_waiting as usize, config.retry_after_ms);
+    let (occupancy, occupancy_reader) = watch::channel(engine.occupancy(id.clone(), CostCoefficients::default()));
+    let metrics = Metrics::new(id.worker.as_str());
+    let engine_loop = EngineLoop {
+        id,
+        engine,
+        executor,
+        inbox: inbox.clone(),
+        live: HashMap::new(),
+        kv: KvPublisher::new(bounds.kv_batches_max),
+        occupancy,
+        metrics,
+        started: clock::now(),
+        draining: None,
+        events: VecDeque::new(),
+        outputs: Vec::new(),
+    };
+    let (ended_sender, ended) = oneshot::channel();
+    let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || {
+        // Nobody waits for the end when the process is torn down.
+        let _ = ended_sender.send(engine_loop.run());
+    })?;
+    let handle = EngineHandle { inbox, occupancy: occupancy_reader, bounds, next_ticket: Arc::new(AtomicU64::new(0)) };
+    Ok((handle, EngineThread { thread, ended }))
+}
+
+impl EngineHandle {
+    /// Queues a valid request and returns its stream; dropping the stream aborts it.
+    ///
+    /// # Errors
+    /// `Overloaded` when too many requests wait, or why none is taken any more.
+    pub(crate) fn submit(&self, request: GenerateRequest) -> Result<Reader, RequestError> {
+        let (id, ticket) = (request.id, self.next_ticket.fetch_add(1, Ordering::Relaxed));
+        let inbox = self.inbox.clone();
+        let (writer, reader) = mailbox(self.bounds.reader_tokens_max, move || {
+            // A closed inbox has ended the request already.
+            let _ = inbox.push(Event::Abort { id, ticket });
+        });
+        self.inbox.push(Event::Submit(Box::new(Submission { ticket, request, writer })))?;
+        Ok(reader)
+    }
+
+    /// Asks for the prefix cache and the events after it.
+    ///
+    /// # Errors
+    /// Why the engine answers no more.
+    pub(crate) async fn watch_kv(&self) -> Result<KvView, RequestError> {
+        let (reply, view) = oneshot::channel();
+        self.inbox.push(Event::WatchKv(reply))?;
+        view.await.map_err(|_| RequestError::Internal("the engine has stopped".to_owned()))
+    }
+
+    /// Follows the engine's occupancy.
+    pub(crate) fn occupancy(&self) -> watch::Receiver<Occupancy> {
+        self.occupancy.clone()
+    }
+
+    /// Lets running requests go on and refuses new ones with `error`.
+    pub(crate) fn drain(&self, error: RequestError) {
+        // A closed inbox refuses everything already.
+        let _ = self.inbox.push(Event::Drain(error));
+    }
+
+    /// Ends everything with `error`.
+    pub(crate) fn stop(&self, error: RequestError) {
+        // As above.
+        let _ = self.inbox.push(Event::Stop(error));
+    }
+}
+
+impl EngineThread {
+    /// Waits until the thread has ended and tells how; may be dropped and called again before that.
+    pub(crate) async fn ended(&mut self) -> Result<(), EngineFailure> {
+        (&mut self.ended).await.unwrap_or_else(|_| Err(EngineFailure("the engine thread vanished".to_owned())))
+    }
+
+    /// Joins a thread that has ended.
+    pub(crate) fn join(self) {
+        // What it ended with was told by `ended`.
+        let _ = self.thread.join();
+    }
+}

@@ -1,0 +1,63 @@
+//! Why a worker cannot run.
+
+use daemon::client::AddressError;
+use daemon::server::{BindError, ServeError};
+use thiserror::Error;
+
+use crate::engine_loop::EngineFailure;
+use crate::executor::ExecutorError;
+
+/// What ends a worker, or keeps it from starting.
+#[derive(Debug, Error)]
+pub enum Error {
+    /// It cannot listen.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// The key is not of the form it must have; its value is not shown.
+    #[error("worker.hash_key has {length} characters; give 64 hexadecimal digits, the same to every router and worker")]
+    HashKey {
+        /// Characters it has.
+        length: usize,
+    },
+    /// The model's files cannot be opened.
+    #[error("cannot open the model: {0}")]
+    Open(#[from] models::OpenError),
+    /// The model cannot be loaded onto the device.
+    #[error("cannot load the model: {0}")]
+    Load(#[from] models::LoadError),
+    /// The device is not there or has too little memory.
+    #[error("cannot prepare the device: {0}")]
+    Device(#[from] kernels::Error),
+    /// The buffers of a step cannot be made.
+    #[error("cannot prepare the executor: {0}")]
+    Executor(#[from] ExecutorError),
+    /// A bound of the engine cannot work.
+    #[error("worker.{0}")]
+    Engine(#[from] engine::ConfigError),
+    /// A value of the model does not fit where it goes.
+    #[error("model value {what} = {value} is out of range")]
+    ModelValue {
+        /// Which.
+        what: &'static str,
+        /// Its value.
+        value: usize,
+    },
+    /// The system refuses a thread.
+    #[error("cannot start a thread: {0}")]
+    Thread(#[source] std::io::Error),
+    /// Loading the model panicked: a defect.
+    #[error("loading the model panicked: {0}")]
+    LoadPanicked(#[source] tokio::task::JoinError),
+    /// A scheduler's address cannot be used.
+    #[error("worker.scheduler_addresses: {0}")]
+    Address(#[from] AddressError),
+    /// Membership is configured wrongly.
+    #[error("cannot use membership: {0}")]
+    Membership(#[from] membership::Error),
+    /// The server cannot be built.
+    #[error(transparent)]
+    Serve(#[from] ServeError),
+    /// The engine or its device failed while it ran.
+    #[error(transparent)]
+    Failed(#[from] EngineFailure),
+}

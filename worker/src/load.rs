@@ -1,0 +1,103 @@
+//! From model files to an engine and its executor.
+
+use std::sync::Arc;
+
+use contract::hash::HashKey;
+use contract::kv::BlockOrder;
+use contract::model::{Fingerprint, ModelIdentity};
+use daemon::clock;
+use engine::{Engine, EngineConfig};
+use kernels::{CpuOps, CpuOptions, Isa, Ops};
+use models::{KvCache, LoadOptions, ModelFiles};
+
+use crate::config::Config;
+use crate::error::Error;
+use crate::executor::{Executor, ModelExecutor, limits};
+
+/// What a replica runs with.
+pub(crate) struct Loaded {
+    pub(crate) engine: Engine,
+    pub(crate) executor: Box<dyn Executor>,
+    pub(crate) identity: ModelIdentity,
+}
+
+/// Opens and loads the configured model; takes seconds and blocks.
+pub(crate) fn load(config: &Config) -> Result<Loaded, Error> {
+    let began = clock::now();
+    let key = config.key()?;
+    let isa = if config.cpu.is_empty() { None } else { Some(config.cpu.parse::<Isa>()?) };
+    let files = ModelFiles::open(&config.model)?;
+    let threads = match config.threads {
+        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        threads => threads,
+    };
+    let ops = Arc::new(CpuOps::new(&CpuOptions { dtype: config.compute_dtype(), threads, isa })?);
+    let engine_config = engine_config(config, &files, key)?;
+    engine_config.validate()?;
+    let limits = limits(&engine_config);
+    let positions_max = Some(engine_config.length_max() as usize);
+    let model = models::load(&files, Arc::clone(&ops) as Arc<dyn Ops>, LoadOptions { limits, positions_max })?;
+    let layout = model.kv_spec().layout(BlockOrder::HeadsFirst, config.block_size, config.cache_dtype());
+    let kv = KvCache::allocate(ops.as_ref(), layout, engine_config.n_blocks as usize)?;
+    let numerics = format!("{} kv {:?} {:?}", ops.numerics(), layout.dtype, layout.order);
+    tracing::info!(
+        model = %config.model.display(),
+        weights_mb = model.weight_bytes() >> 20,
+        kv_cache_mb = (layout.block_bytes_total() * kv.n_blocks()) >> 20,
+        n_blocks = engine_config.n_blocks,
+        context_length = engine_config.context_length,
+        numerics,
+        threads,
+        seconds = clock::now().duration_since(began).as_secs_f64(),
+        "model loaded"
+    );
+    let identity = identity(config, &files, &engine_config, &numerics)?;
+    let executor = Box::new(ModelExecutor::new(ops, model, kv, limits)?);
+    Ok(Loaded { engine: Engine::new(engine_config)?, executor, identity })
+}
+
+fn engine_config(config: &Config, files: &ModelFiles, hash_key: HashKey) -> Result<EngineConfig, Error> {
+    let model = files.config();
+    let native = small("context length", model.context_length)?;
+    let context_length = config.context_length.map_or(native, |length| length.min(native));
+    let element = config.cache_dtype().bytes();
+    let token_bytes = 2 * model.n_layers() * model.n_kv_heads * model.head_dim * element;
+    let n_blocks = config.pool_blocks(token_bytes.saturating_mul(config.block_size as usize), context_length);
+    let watermark = u64::from(n_blocks) * u64::from(config.watermark_percent.min(90)) / 100;
+    Ok(EngineConfig {
+        block_size: config.block_size,
+        n_blocks,
+        max_running: config.max_running,
+        max_waiting: config.max_waiting,
+        token_budget: config.token_budget,
+        max_prefill_chunk: config.max_prefill_chunk,
+        context_length,
+        watermark_blocks: u32::try_from(watermark).unwrap_or(0),
+        retry_after_ms: config.retry_after_ms,
+        hash_key,
+        model: files.model_fingerprint(),
+    })
+}
+
+fn identity(
+    config: &Config,
+    files: &ModelFiles,
+    engine: &EngineConfig,
+    numerics: &str,
+) -> Result<ModelIdentity, Error> {
+    let name = if config.model_name.is_empty() { files.suggested_name() } else { &config.model_name };
+    Ok(ModelIdentity {
+        name: name.into(),
+        block_size: engine.block_size,
+        context_length: engine.context_length,
+        vocab_size: small("vocabulary size", files.config().vocab_size)?,
+        model: files.model_fingerprint(),
+        tokenizer: files.tokenizer_fingerprint(),
+        hash_key: engine.hash_key.fingerprint(),
+        numerics: Fingerprint::of(&[&files.model_fingerprint().0, numerics.as_bytes()]),
+    })
+}
+
+fn small(what: &'static str, value: usize) -> Result<u32, Error> {
+    u32::try_from(value).map_err(|_| Error::ModelValue { what, value })
+}

@@ -1,0 +1,127 @@
+//! Pushes the engine's occupancy to a scheduler: on change, not too often, and at least every heartbeat.
+
+use std::time::Duration;
+
+use async_stream::stream;
+use contract::occupancy::Occupancy;
+use daemon::client::{AddressError, ChannelOptions, channel};
+use daemon::shutdown::Shutdown;
+use daemon::task::Tasks;
+use futures::Stream;
+use proto::cluster::v1 as wire;
+use proto::cluster::v1::scheduler_client::SchedulerClient;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+/// Shortest wait before a lost stream is made anew.
+const BACKOFF_MIN: Duration = Duration::from_millis(100);
+/// Longest such wait.
+const BACKOFF_MAX: Duration = Duration::from_secs(2);
+
+/// How often to report.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    /// Shortest time between two reports.
+    pub(crate) interval: Duration,
+    /// Longest time between two reports.
+    pub(crate) heartbeat: Duration,
+}
+
+/// Starts one task for each scheduler; each reconnects for ever and none holds up the engine.
+///
+/// # Errors
+/// An address that cannot be parsed.
+pub(crate) fn start(
+    addresses: &[String],
+    occupancy: &watch::Receiver<Occupancy>,
+    pace: Pace,
+    tasks: &Tasks,
+    shutdown: &Shutdown,
+) -> Result<(), AddressError> {
+    for address in addresses {
+        let client = SchedulerClient::new(channel(address, &ChannelOptions::default())?);
+        let (occupancy, shutdown, address) = (occupancy.clone(), shutdown.clone(), address.clone());
+        tasks.spawn("worker-report", async move {
+            tokio::select! {
+                () = shutdown.triggered() => {}
+                () = report_for_ever(client, &address, occupancy, pace) => {}
+            }
+        });
+    }
+    Ok(())
+}
+
+async fn report_for_ever(
+    mut client: SchedulerClient<tonic::transport::Channel>,
+    address: &str,
+    occupancy: watch::Receiver<Occupancy>,
+    pace: Pace,
+) {
+    let mut backoff = BACKOFF_MIN;
+    loop {
+        let began = daemon::clock::now();
+        let ended = client.report_occupancy(reports(occupancy.clone(), pace)).await;
+        if daemon::clock::now().duration_since(began) > BACKOFF_MAX {
+            backoff = BACKOFF_MIN;
+        }
+        match ended {
+            Ok(_) => tracing::debug!(scheduler = address, "the scheduler ended the occupancy stream"),
+            Err(status) => tracing::debug!(scheduler = address, %status, "the occupancy stream broke"),
+        }
+        sleep(backoff).await;
+        backoff = (backoff * 2).min(BACKOFF_MAX);
+    }
+}
+
+/// Reports as they are due; ends with the engine.
+fn reports(mut occupancy: watch::Receiver<Occupancy>, pace: Pace) -> impl Stream<Item = wire::OccupancyReport> {
+    stream! {
+        loop {
+            let report = wire::Occupancy::from(&*occupancy.borrow_and_update());
+            yield wire::OccupancyReport { occupancy: Some(report) };
+            sleep(pace.interval).await;
+            if let Ok(Err(_)) = timeout(pace.heartbeat, occupancy.changed()).await {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::cost::CostCoefficients;
+    use contract::ids::{DataRank, EngineId, Incarnation};
+    use contract::occupancy::BlockCounts;
+    use futures::StreamExt as _;
+
+    use super::*;
+
+    fn occupancy(step: u64) -> Occupancy {
+        Occupancy {
+            engine: EngineId { worker: "w".into(), incarnation: Incarnation(1), data_rank: DataRank(0) },
+            step,
+            blocks: BlockCounts::default(),
+            requests_waiting: 0,
+            requests_running: 0,
+            tokens_queued: 0,
+            tokens_running: 0,
+            cost: CostCoefficients::default(),
+        }
+    }
+
+    #[tokio::test]
+    async fn reports_changes_at_the_interval_and_silence_at_the_heartbeat() {
+        let (sender, receiver) = watch::channel(occupancy(0));
+        let pace = Pace { interval: Duration::from_millis(5), heartbeat: Duration::from_millis(20) };
+        let mut reports = Box::pin(reports(receiver, pace));
+        let mut step = async || reports.next().await.map(|report| report.occupancy.unwrap().step);
+        assert_eq!(step().await, Some(0));
+        for n in 1..=100 {
+            sender.send_replace(occupancy(n));
+        }
+        assert_eq!(step().await, Some(100), "changes in between travel together");
+        assert_eq!(step().await, Some(100), "a heartbeat");
+        drop(sender);
+        assert_eq!(step().await, None);
+    }
+}

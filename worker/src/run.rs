@@ -1,0 +1,162 @@
+//! The worker as a process: loads, registers, serves, drains, stops.
+
+use std::time::Duration;
+
+use contract::error::RequestError;
+use contract::ids::{DataRank, EngineId, Incarnation, WorkerId};
+use contract::view::{Member, MemberKind};
+use daemon::random;
+use daemon::server::{Listener, Readiness, Server};
+use daemon::shutdown::{Shutdown, Trigger};
+use daemon::task::Tasks;
+use membership::Lease;
+
+use crate::config::Config;
+use crate::engine_loop::{self, Bounds, EngineFailure, EngineHandle, EngineThread};
+use crate::error::Error;
+use crate::load::{Loaded, load};
+use crate::report::{self, Pace};
+use crate::service::{self, Service};
+
+/// Longest wait for the engine thread to end: one step may have to finish first.
+const STOP_DEADLINE: Duration = Duration::from_secs(30);
+/// Longest wait for own tasks after that.
+const JOIN_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Loads the configured model and serves it until `shutdown`.
+///
+/// # Errors
+/// When it cannot listen, cannot load the model or is configured wrongly, and when the engine fails while it runs.
+/// Stores of members and schedulers that are away are waited for.
+pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
+    let listener = Listener::bind_for("worker.listen", &config.listen)?;
+    let for_loading = config.clone();
+    let loading = tokio::task::spawn_blocking(move || load(&for_loading));
+    let loaded = loading.await.map_err(Error::LoadPanicked)??;
+    serve(config, listener, loaded, shutdown).await
+}
+
+/// Serves what was loaded.
+pub(crate) async fn serve(
+    mut config: Config,
+    listener: Listener,
+    loaded: Loaded,
+    shutdown: Shutdown,
+) -> Result<(), Error> {
+    let Loaded { engine, executor, identity } = loaded;
+    let incarnation = Incarnation(random::u64());
+    if config.id.is_empty() {
+        config.id = format!("worker-{:08x}", random::u64() as u32);
+    }
+    let id = EngineId { worker: WorkerId::new(config.id.as_str()), incarnation, data_rank: DataRank(0) };
+    let bounds =
+        Bounds { reader_tokens_max: config.reader_tokens_max.max(1) as usize, kv_batches_max: config.kv_batches_max };
+    let (handle, thread) = engine_loop::start(id.clone(), engine, executor, bounds).map_err(Error::Thread)?;
+    // Whatever ends this function stops the engine and every task.
+    let (stop, stopping) = shutdown.part();
+    let guard = StopOnDrop { handle: handle.clone(), stop };
+    let tasks = Tasks::new();
+    let address = listener.local_addr();
+    let member = Member {
+        kind: MemberKind::Worker,
+        id: config.id.clone(),
+        incarnation,
+        address: if config.advertise.is_empty() { address.to_string() } else { config.advertise.clone() },
+        n_data_ranks: 1,
+        identity: Some(identity.clone()),
+        draining: false,
+        epoch: 0,
+    };
+    let pace = Pace { interval: Duration::from_millis(config.report_interval_ms), heartbeat: config.heartbeat() };
+    // Reports go on while the worker drains.
+    let (stop_reports, reports_stopping) = Shutdown::pair();
+    report::start(&config.scheduler_addresses, &handle.occupancy(), pace, &tasks, &reports_stopping)?;
+    let membership = membership::connect(&config.membership, &tasks)?;
+    let readiness = Readiness::new();
+    let service = Service {
+        engine: handle.clone(),
+        id,
+        identity,
+        heartbeat: config.heartbeat(),
+        snapshot_blocks_max: config.kv_snapshot_blocks_max,
+        shutdown: stopping.clone(),
+    };
+    let server = Server::new("worker", config.server.clone())
+        .grpc(service::routes(service))
+        .reflection(proto::DESCRIPTOR_SET)
+        .service_names(&[service::NAME])
+        .ready(readiness.clone());
+    let lease = membership.register(member.clone(), config.membership.ttl()).await?;
+    readiness.set(true, "");
+    config.announce.listening("grpc", address);
+    let replica = Replica { handle, thread, lease, member, readiness };
+    let (served, ended) = tokio::join!(server.serve(listener, stopping.clone()), replica.watch(&guard, &stopping));
+    let (thread, lease, failure) = ended;
+    drop(guard);
+    let stopped = join_engine(thread, failure).await;
+    lease.revoke().await;
+    stop_reports.fire();
+    if let Err(unjoined) = tasks.join(JOIN_DEADLINE).await {
+        tracing::warn!(%unjoined, "tasks outlive the worker");
+    }
+    served?;
+    Ok(stopped?)
+}
+
+/// A serving engine.
+struct Replica {
+    handle: EngineHandle,
+    thread: EngineThread,
+    lease: Lease,
+    member: Member,
+    readiness: Readiness,
+}
+
+impl Replica {
+    /// Waits for the shutdown or the engine's failure, then takes no new work; a failure is handed on.
+    async fn watch(mut self, guard: &StopOnDrop, stopping: &Shutdown) -> (EngineThread, Lease, Option<EngineFailure>) {
+        let failure = tokio::select! {
+            () = stopping.triggered() => None,
+            ended = self.thread.ended() => {
+                Some(ended.err().unwrap_or_else(|| EngineFailure("the engine thread ended early".to_owned())))
+            }
+        };
+        if let Some(failure) = &failure {
+            self.readiness.set(false, failure.to_string());
+            guard.stop.fire();
+        }
+        self.handle.drain(RequestError::ShuttingDown(format!("worker {}", self.member.id)));
+        if let Err(error) = self.lease.update(Member { draining: true, ..self.member }) {
+            tracing::warn!(%error, "cannot tell the cluster that the worker drains");
+        }
+        (self.thread, self.lease, failure)
+    }
+}
+
+/// Waits for the engine thread, unless it has failed already.
+async fn join_engine(mut thread: EngineThread, failure: Option<EngineFailure>) -> Result<(), EngineFailure> {
+    if let Some(failure) = failure {
+        thread.join();
+        return Err(failure);
+    }
+    match tokio::time::timeout(STOP_DEADLINE, thread.ended()).await {
+        Ok(ended) => {
+            thread.join();
+            ended
+        }
+        Err(_) => Err(EngineFailure(format!("a step still runs {} s after the stop", STOP_DEADLINE.as_secs()))),
+    }
+}
+
+/// Stops the engine and what watches `stop`, however the worker ends.
+struct StopOnDrop {
+    handle: EngineHandle,
+    stop: Trigger,
+}
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.handle.stop(RequestError::ShuttingDown("the worker".to_owned()));
+        self.stop.fire();
+    }
+}

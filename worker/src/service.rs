@@ -1,0 +1,95 @@
+//! The worker's gRPC service: wire in, engine events; frames out, wire.
+
+mod generate;
+mod kv;
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use contract::error::RequestError;
+use contract::ids::EngineId;
+use contract::model::ModelIdentity;
+use contract::request::GenerateRequest;
+use daemon::shutdown::Shutdown;
+use futures::Stream;
+use proto::status::to_status;
+use proto::worker::v1 as wire;
+use proto::worker::v1::worker_server::{Worker, WorkerServer};
+use tonic::service::Routes;
+use tonic::{Request, Response, Status};
+
+use crate::engine_loop::EngineHandle;
+
+/// Name under which reflection and health know the service.
+pub(crate) const NAME: &str = "tessera.worker.v1.Worker";
+/// Largest request: a prompt of a million tokens fits.
+const MESSAGE_BYTES_MAX: usize = 16 << 20;
+
+type Answer<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// Serves one engine.
+#[derive(Clone, Debug)]
+pub(crate) struct Service {
+    pub(crate) engine: EngineHandle,
+    pub(crate) id: EngineId,
+    pub(crate) identity: ModelIdentity,
+    /// Longest silence of a KV watch.
+    pub(crate) heartbeat: Duration,
+    /// Blocks in one part of a KV snapshot.
+    pub(crate) snapshot_blocks_max: usize,
+    /// Ends KV watches.
+    pub(crate) shutdown: Shutdown,
+}
+
+/// Routes of the service.
+pub(crate) fn routes(service: Service) -> Routes {
+    Routes::new(WorkerServer::new(service).max_decoding_message_size(MESSAGE_BYTES_MAX))
+}
+
+#[tonic::async_trait]
+impl Worker for Service {
+    type GenerateStream = Answer<wire::GenerateFrame>;
+    type WatchKvStream = Answer<wire::KvFrame>;
+
+    async fn generate(
+        &self,
+        request: Request<wire::GenerateRequest>,
+    ) -> Result<Response<Self::GenerateStream>, Status> {
+        let (metadata, _, message) = request.into_parts();
+        let (request, engine) = message.try_into()?;
+        self.check(&request, &engine).map_err(|error| to_status(&error))?;
+        let observed = generate::Observed::new(&request, &self.id, &metadata);
+        let reader = self.engine.submit(request).map_err(|error| to_status(&error))?;
+        Ok(Response::new(Box::pin(observed.frames(reader))))
+    }
+
+    async fn watch_kv(&self, request: Request<wire::WatchKvRequest>) -> Result<Response<Self::WatchKvStream>, Status> {
+        let theirs = request.into_inner().identity;
+        let theirs = theirs.ok_or_else(|| Status::from(proto::WireError::Missing("identity")))?;
+        let theirs = ModelIdentity::try_from(theirs)?;
+        self.identity
+            .check(&theirs, "the watcher")
+            .map_err(|mismatch| to_status(&RequestError::StalePlacement(mismatch.to_string())))?;
+        let view = self.engine.watch_kv().await.map_err(|error| to_status(&error))?;
+        Ok(Response::new(Box::pin(kv::frames(self.clone(), view))))
+    }
+
+    async fn describe(&self, _: Request<wire::DescribeRequest>) -> Result<Response<wire::DescribeResponse>, Status> {
+        let engines = vec![(&self.id).into()];
+        Ok(Response::new(wire::DescribeResponse { engines, identity: Some((&self.identity).into()) }))
+    }
+}
+
+impl Service {
+    /// Checks that the request is meant for this life of this engine and can be served.
+    fn check(&self, request: &GenerateRequest, engine: &EngineId) -> Result<(), RequestError> {
+        if *engine != self.id {
+            return Err(RequestError::StalePlacement(format!("placed on {engine}, this is {}", self.id)));
+        }
+        if request.model != self.identity.name {
+            let served = vec![self.identity.name.to_string()];
+            return Err(RequestError::UnknownModel { name: request.model.to_string(), served });
+        }
+        request.validate(self.identity.vocab_size, self.identity.context_length)
+    }
+}
