@@ -22,7 +22,7 @@ pub enum Refusal {
         /// Its name.
         worker: String,
         /// What differs, with both values.
-        mismatch: IdentityMismatch,
+        mismatch: Box<IdentityMismatch>,
     },
     /// It does not say what it serves.
     #[error("worker {worker} is refused: it registered without a model")]
@@ -129,7 +129,7 @@ impl<'a> Decided<'a> {
                 match elected.check(class.identity, &member.id) {
                     Ok(()) => self.admitted.push(member),
                     Err(mismatch) => {
-                        let refusal = Refusal::Identity { worker: member.id.clone(), mismatch };
+                        let refusal = Refusal::Identity { worker: member.id.clone(), mismatch: Box::new(mismatch) };
                         self.refused.insert(member.key(), refusal);
                     }
                 }

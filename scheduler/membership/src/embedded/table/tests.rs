@@ -152,6 +152,7 @@ impl Pair {
 }
 
 /// The seed that SEED names, or a random one; printed, so that a failure can be replayed.
+#[expect(clippy::print_stderr, reason = "the test harness shows it with the failure")]
 fn config() -> ProptestConfig {
     let seed = std::env::var("SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or_else(daemon::random::u64);
     eprintln!("SEED={seed}");
