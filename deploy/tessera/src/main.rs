@@ -1,3 +1,107 @@
-//! The one binary.
+//! The one binary: serves a model, runs single roles of a cluster, and talks to them.
 
-fn main() {}
+mod command;
+mod configuration;
+mod http;
+mod model;
+mod output;
+mod role;
+mod serve;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::{Parser, Subcommand};
+
+/// Time for what still blocks a thread when the command is done.
+const LINGER: Duration = Duration::from_millis(500);
+
+const EXAMPLES: &str = "\
+Examples:
+  tessera serve                                    Serve a small model; prints a curl line to try
+  tessera serve --model ./Qwen3-0.6B --workers 1   Serve a folder in Hugging Face's layout or a GGUF file
+  tessera generate \"The capital of France is\"      Stream a continuation to the terminal
+  tessera generate --chat \"Tell me a story\"        Ask as a user, with the model's chat template
+  tessera worker --config cluster.toml             Run one role of a cluster
+  tessera completions bash > /etc/bash_completion.d/tessera
+
+Environment:
+  TESSERA_HOME   Model cache, instead of ~/.cache/tessera
+  TESSERA_LOG    Log filter, such as debug or router=debug,info
+  HF_ENDPOINT, HF_TOKEN, OTEL_EXPORTER_OTLP_ENDPOINT as elsewhere";
+
+/// Serves large language models through a router, a scheduler and workers.
+#[derive(Parser)]
+#[command(name = "tessera", version, after_help = EXAMPLES)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve a model: a scheduler, a router and workers on this machine
+    Serve(serve::Args),
+    /// Continue a prompt, streamed to the terminal
+    Generate(command::generate::Args),
+    /// List or fetch models
+    Model(command::model::Args),
+    /// Run a scheduler of a cluster
+    Scheduler(command::role::Args),
+    /// Run a router of a cluster
+    Router(command::role::Args),
+    /// Run a worker of a cluster
+    Worker(command::role::Args),
+    /// Print a shell's completion script
+    Completions(command::completions::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::error(format!("error: {error:#}").trim_end());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<()> {
+    if let Command::Completions(args) = command {
+        return command::completions::run(&args);
+    }
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the async runtime")?;
+    let result = runtime.block_on(async {
+        match command {
+            Command::Serve(args) => Box::pin(serve::run(args)).await,
+            Command::Generate(args) => command::generate::run(args).await,
+            Command::Model(args) => command::model::run(args).await,
+            Command::Scheduler(args) => Box::pin(command::role::run(role::Role::Scheduler, args)).await,
+            Command::Router(args) => Box::pin(command::role::run(role::Role::Router, args)).await,
+            Command::Worker(args) => Box::pin(command::role::run(role::Role::Worker, args)).await,
+            Command::Completions(_) => Ok(()),
+        }
+    });
+    runtime.shutdown_timeout(LINGER);
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent_and_teaches_by_example() {
+        let mut command = Cli::command();
+        command.clone().debug_assert();
+        for name in ["serve", "generate", "model", "scheduler", "router", "worker"] {
+            let help = command.find_subcommand_mut(name).unwrap().render_long_help().to_string();
+            assert!(help.contains("Examples:"), "{name}: {help}");
+        }
+    }
+}

@@ -17,7 +17,7 @@ use crate::role::{self, Role};
 /// Longest time for a role to tell where it listens; a large model takes minutes to load.
 const LISTEN_MAX: Duration = Duration::from_secs(1_800);
 /// Longest time for one kind of role to stop, its servers' grace included.
-const STOP_MAX: Duration = Duration::from_secs(45);
+const STOP_MAX: Duration = Duration::from_secs(75);
 /// More events than all roles together have pending.
 const N_EVENTS_MAX: usize = 1_024;
 

@@ -17,7 +17,7 @@ use super::cluster::Event;
 use crate::role::Role;
 
 /// Longest time for a child to end after it was told; then it is killed.
-const END_MAX: Duration = Duration::from_secs(40);
+const END_MAX: Duration = Duration::from_secs(70);
 
 /// A running child.
 pub(super) struct Child {
