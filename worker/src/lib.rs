@@ -19,3 +19,6 @@ pub use config::Config;
 pub use engine_loop::EngineFailure;
 pub use error::Error;
 pub use run::run;
+
+#[cfg(test)]
+mod tests;

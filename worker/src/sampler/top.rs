@@ -39,7 +39,7 @@ impl TopSelect {
         let mut full = false;
         for (token, &logit) in logits.iter().enumerate() {
             // Later tokens with an equal logit come after all that are kept.
-            if full && !(logit > threshold) {
+            if full && (logit <= threshold || logit.is_nan()) {
                 continue;
             }
             self.kept.push(Candidate { logit, token: token as Token });

@@ -1,0 +1,9 @@
+//! The worker over real loopback gRPC, with a fake executor and with tiny real checkpoints.
+#![expect(clippy::print_stdout, reason = "random tests print their seed")]
+
+mod failures;
+mod fake;
+mod generate;
+mod harness;
+mod kv;
+mod model;
