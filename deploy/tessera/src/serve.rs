@@ -8,7 +8,7 @@ mod ready;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use daemon::shutdown::Shutdown;
 
 use crate::model::{Cache, DEMO_NAME, Model, Source, resolve};
@@ -80,7 +80,14 @@ pub(crate) async fn run(args: Args) -> Result<()> {
     let mut cluster = Cluster::new(form, &shutdown);
     let served = serve(&mut cluster, plan, has_template, &shutdown).await;
     let stopped = cluster.stop().await;
-    served.and(stopped)
+    served.map_err(in_flags).and(stopped)
+}
+
+/// Names the flags of this command where a role's error names its configuration.
+fn in_flags(error: anyhow::Error) -> anyhow::Error {
+    let text = format!("{error:#}");
+    let named = text.replace("give router.http ", "give --http ").replace("give router.grpc ", "give --grpc ");
+    if named == text { error } else { anyhow!(named) }
 }
 
 async fn find_model(named: Option<&str>, plan: &Plan) -> Result<Model> {
@@ -134,4 +141,17 @@ async fn start(cluster: &mut Cluster, plan: &mut Plan) -> Result<(SocketAddr, So
         error = cluster.failure() => return Err(error),
     }
     Ok((http, grpc))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_in_use_names_the_flag_that_moves_it() {
+        let error = anyhow!("127.0.0.1:8080 is in use; stop the other process or give router.http another address");
+        let named = in_flags(error.context("router failed")).to_string();
+        assert!(named.starts_with("router failed: 127.0.0.1:8080") && named.contains("give --http another"), "{named}");
+        assert_eq!(in_flags(anyhow!("inner").context("outer")).to_string(), "outer");
+    }
 }

@@ -30,12 +30,14 @@ impl Ready {
     /// What is printed; the last line is for programs.
     pub(super) fn lines(&self) -> Vec<String> {
         let (http, grpc, model) = (reachable(self.http), reachable(self.grpc), &self.model);
-        let (path, body) = if self.has_template {
-            let messages = serde_json::json!([{"role": "user", "content": "What is the capital of France?"}]);
-            ("chat/completions", serde_json::json!({"model": model, "messages": messages, "max_tokens": 64}))
+        // Greedy, so that a small model shows its best side and the same answer every time.
+        let mut body = serde_json::json!({"model": model, "max_tokens": 64, "temperature": 0});
+        let path = if self.has_template {
+            body["messages"] = serde_json::json!([{"role": "user", "content": "What is the capital of France?"}]);
+            "chat/completions"
         } else {
-            let prompt = "The capital of France is";
-            ("completions", serde_json::json!({"model": model, "prompt": prompt, "max_tokens": 64}))
+            body["prompt"] = serde_json::json!("The capital of France is");
+            "completions"
         };
         // A single quote ends the shell's string, stands alone, and begins it again.
         let body = body.to_string().replace('\'', r"'\''");
