@@ -89,6 +89,8 @@ impl Pool {
         let body_ptr: *const Body<'static> = unsafe { std::mem::transmute(body_ptr) };
         let job = Job { body: body_ptr, next: &raw const next, n_chunks };
         let mut state = self.shared.lock();
+        // A loop whose caller panicked too has left its helpers' panic unreported; that one is over.
+        self.shared.panicked.store(false, Ordering::Release);
         state.job = Some(job);
         // Under the lock, or a helper on its way to sleep would miss the call.
         self.shared.epoch.fetch_add(1, Ordering::Release);
@@ -211,5 +213,22 @@ mod tests {
             sum.fetch_add(chunk, Ordering::Relaxed);
         });
         assert_eq!(sum.into_inner(), 49 * 50 / 2);
+    }
+
+    #[test]
+    fn panics_of_caller_and_helper_do_not_fail_the_next_loop() {
+        let mut pool = Pool::new(2).unwrap();
+        let both = std::sync::Barrier::new(2);
+        let body = |_: usize, _: usize| {
+            // Each thread has one of the two chunks, so both panic.
+            both.wait();
+            panic!("on purpose");
+        };
+        assert!(catch_unwind(AssertUnwindSafe(|| pool.run(2, &body))).is_err());
+        let count = AtomicUsize::new(0);
+        pool.run(50, &|_, _| {
+            count.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(count.into_inner(), 50);
     }
 }
