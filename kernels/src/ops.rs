@@ -11,6 +11,11 @@ use crate::stream::{Event, StreamId};
 use crate::tensor::{DType, DeviceId, Shape, Tensor, as_bytes};
 use crate::weight::{RawWeight, Weight, WeightRole};
 
+/// Largest rotary table: a million positions of 256 elements.
+const ROPE_BYTES_MAX: usize = 1 << 30;
+/// Bytes of a rotary table that are computed before they are uploaded.
+const ROPE_CHUNK_BYTES: usize = 1 << 18;
+
 /// How pairs of elements are rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RopeStyle {
@@ -35,7 +40,7 @@ impl RopeTable {
     /// elements of a head and leaves the rest.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], or [`Error::Shape`] when a table of that size cannot be addressed.
+    /// [`Error::OutOfMemory`] when the table takes more than a gibibyte or the device has no room for it.
     pub fn build(
         ops: &dyn Ops,
         frequencies: &[f32],
@@ -43,19 +48,26 @@ impl RopeTable {
         n_positions: usize,
         style: RopeStyle,
     ) -> Result<Self> {
-        let pairs = frequencies.len();
+        let (pairs, row_bytes) = (frequencies.len(), size_of_val(frequencies).saturating_mul(2));
+        let bytes = n_positions.saturating_mul(row_bytes);
         let shape = Shape::new(&[n_positions, 2, pairs])
-            .ok_or(Error::OutOfMemory { bytes: n_positions.saturating_mul(pairs).saturating_mul(8) })?;
+            .filter(|_| bytes <= ROPE_BYTES_MAX)
+            .ok_or(Error::OutOfMemory { bytes })?;
         let table = ops.alloc(shape, DType::F32)?;
-        let mut values = vec![0.0f32; shape.elements()];
-        for (position, row) in values.chunks_exact_mut((2 * pairs).max(1)).enumerate() {
-            let (cos, sin) = row.split_at_mut(pairs);
-            for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(frequencies) {
-                let (s, c) = (position as f32 * frequency).sin_cos();
-                (*cos, *sin) = (c * amplitude, s * amplitude);
+        let rows_max = (ROPE_CHUNK_BYTES / row_bytes.max(1)).max(1);
+        let mut values = vec![0.0f32; rows_max.min(n_positions) * 2 * pairs];
+        for first in (0..n_positions).step_by(rows_max) {
+            let rows = first..n_positions.min(first + rows_max);
+            let values = &mut values[..rows.len() * 2 * pairs];
+            for (position, row) in rows.clone().zip(values.chunks_exact_mut((2 * pairs).max(1))) {
+                let (cos, sin) = row.split_at_mut(pairs);
+                for ((cos, sin), frequency) in cos.iter_mut().zip(sin).zip(frequencies) {
+                    let (s, c) = (position as f32 * frequency).sin_cos();
+                    (*cos, *sin) = (c * amplitude, s * amplitude);
+                }
             }
+            ops.upload(StreamId::MAIN, as_bytes(values), &table.rows(rows)?)?;
         }
-        ops.upload(StreamId::MAIN, as_bytes(&values), &table)?;
         Ok(Self { table, style })
     }
 

@@ -1,6 +1,6 @@
 //! Norms, rotations, activations and element-wise operators against their formulas.
 
-use kernels::{Activation, ComputeDtype, DType, Norm, Ops, RopeStyle, RopeTable, WeightRole};
+use kernels::{Activation, ComputeDtype, DType, Error, Norm, Ops, RopeStyle, RopeTable, WeightRole};
 
 use crate::support::{Device, MAIN, Random, assert_close, assert_same};
 
@@ -137,4 +137,30 @@ fn rows_are_gathered_in_the_order_asked_for() {
     let out = device.zeros([3, 3], DType::F32);
     device.ops.gather_rows(MAIN, &device.f32([5, 3], &x), &device.u32(&[4, 0, 4]), &out).unwrap();
     assert_eq!(device.read(&out), [12.0, 13.0, 14.0, 0.0, 1.0, 2.0, 12.0, 13.0, 14.0]);
+}
+
+#[test]
+fn rotary_tables_are_bounded_and_made_in_parts() {
+    let bytes = |n_positions: usize, pairs: usize| n_positions * pairs * 8;
+    let build = |ops: &dyn Ops, n_positions, pairs| {
+        let frequencies: Vec<f32> = (0..pairs).map(|pair| 0.5f32.powi(pair as i32 % 30)).collect();
+        RopeTable::build(ops, &frequencies, 1.0, n_positions, RopeStyle::HalfSplit)
+    };
+    let device = Device::scalar(ComputeDtype::F32);
+    for (n_positions, pairs) in [(1 << 24, 32), ((1 << 20) + 1, 128), (usize::MAX, 1), (1 << 10, 1 << 18)] {
+        let error = build(&device.ops, n_positions, pairs).err();
+        let bytes = if n_positions == usize::MAX { usize::MAX } else { bytes(n_positions, pairs) };
+        assert_eq!(error, Some(Error::OutOfMemory { bytes }));
+    }
+    // Rows of one part and more, and a row that is larger than a part.
+    for (n_positions, pairs) in [(3000, 32), (1024, 32), (5, 40_000), (0, 4), (4, 0)] {
+        let table = build(&device.ops, n_positions, pairs).unwrap();
+        assert_eq!(table.table().dims(), [n_positions, 2, pairs]);
+        for (index, value) in device.read(table.table()).into_iter().enumerate() {
+            let (position, pair) = (index / (2 * pairs), index % pairs);
+            let (sin, cos) = (position as f32 * 0.5f32.powi(pair as i32 % 30)).sin_cos();
+            let expected = if index / pairs % 2 == 0 { cos } else { sin };
+            assert_eq!(value.to_bits(), expected.to_bits(), "position {position}, pair {pair}");
+        }
+    }
 }
