@@ -86,6 +86,18 @@ pub enum Error {
         /// Elements of a block.
         block: usize,
     },
+    /// A matrix has so few rows that padding it for the device would multiply it.
+    #[error("weight {shape} of {own} bytes would be padded to {padded}, more than {factor_max} times as many")]
+    WeightPadding {
+        /// Its shape.
+        shape: Shape,
+        /// Bytes without padding, in the device's format.
+        own: usize,
+        /// Bytes with it.
+        padded: usize,
+        /// Most times its own size that a matrix may take.
+        factor_max: usize,
+    },
     /// A weight was loaded for another role than it is used in.
     #[error("{op}: {tensor} was loaded as {actual}")]
     WeightRole {

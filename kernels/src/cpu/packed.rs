@@ -8,6 +8,11 @@ use crate::memory::Mapping;
 use crate::quant;
 use crate::weight::{RawWeight, WeightRole};
 
+/// Most times its own size that a padded matrix may take, which all of eight rows and more stay below.
+const PADDING_FACTOR_MAX: usize = 4;
+/// Bytes below which padding does not matter: mappings are whole pages anyway.
+const PADDED_BYTES_FREE: usize = 16 << 10;
+
 /// Number format of packed matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum ComputeDtype {
@@ -74,8 +79,14 @@ impl Packed {
 impl Panels {
     fn pack(pool: &mut Pool, raw: &RawWeight<'_>, [n_out, n_in]: [usize; 2], dtype: ComputeDtype) -> Result<Self> {
         let n_panels = n_out.div_ceil(PANEL);
-        let panel_bytes = n_in.saturating_mul(PANEL * if dtype == ComputeDtype::Bf16 { 2 } else { 4 });
-        let mut storage = Mapping::zeroed(n_panels.saturating_mul(panel_bytes))?;
+        let element_bytes = if dtype == ComputeDtype::Bf16 { 2 } else { 4 };
+        let panel_bytes = n_in.saturating_mul(PANEL * element_bytes);
+        let padded = n_panels.saturating_mul(panel_bytes);
+        let own = n_out.saturating_mul(n_in).saturating_mul(element_bytes);
+        if padded > PADDED_BYTES_FREE && padded > own.saturating_mul(PADDING_FACTOR_MAX) {
+            return Err(Error::WeightPadding { shape: raw.shape, own, padded, factor_max: PADDING_FACTOR_MAX });
+        }
+        let mut storage = Mapping::zeroed(padded)?;
         let row_bytes = raw.format.row_bytes(n_in)?;
         let target = Shared::new(storage.as_mut_slice());
         pool.run(n_panels, &|_, panel| {

@@ -95,6 +95,32 @@ fn raw_weights_are_checked_against_their_size() {
 }
 
 #[test]
+fn matrices_that_padding_would_multiply_are_refused() {
+    let bytes = vec![0; 33 * 4096 * 4];
+    for (dtype, element) in [(ComputeDtype::Bf16, 2), (ComputeDtype::F32, 4)] {
+        let device = Device::scalar(dtype);
+        let load = |format: WeightFormat, [n_out, n_in]: [usize; 2], role| {
+            let bytes = &bytes[..n_out * format.row_bytes(n_in).unwrap()];
+            let weight = device.ops.load_weight(RawWeight { bytes, format, shape: Shape::from([n_out, n_in]) }, role);
+            weight.map(|weight| weight.n_bytes())
+        };
+        for (format, role) in [(WeightFormat::Q4_0, WeightRole::Matrix), (WeightFormat::F32, WeightRole::Embedding)] {
+            for n_out in [1, 7] {
+                let padded = 32 * 4096 * element;
+                let own = n_out * 4096 * element;
+                let shape = Shape::from([n_out, 4096]);
+                let expected = Err(Error::WeightPadding { shape, own, padded, factor_max: 4 });
+                assert_eq!(load(format, [n_out, 4096], role), expected);
+            }
+            for (n_out, padded) in [(8, 32), (32, 32), (33, 64)] {
+                assert_eq!(load(format, [n_out, 4096], role), Ok(padded * 4096 * element));
+            }
+            assert_eq!(load(format, [1, 128], role), Ok(32 * 128 * element), "a few pages are no harm");
+        }
+    }
+}
+
+#[test]
 fn an_arena_holds_what_its_dry_run_measured() {
     let take = |arena: &mut Arena| {
         arena.clear();
