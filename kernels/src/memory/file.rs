@@ -17,8 +17,12 @@ impl MappedFile {
     /// program that maps files. Replace model files by renaming new ones over them.
     ///
     /// # Errors
-    /// What the operating system says.
+    /// What the operating system says, or that this is a pipe, a device or a folder.
     pub fn open(path: &Path) -> io::Result<Self> {
+        // Before it is opened, since opening a pipe waits for its other end.
+        if !std::fs::metadata(path)?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+        }
         let file = File::open(path)?;
         // SAFETY: the mapping is private and read-only, so nobody writes through it; that others do not change the
         // file meanwhile is asked of the operator above.
@@ -29,5 +33,20 @@ impl MappedFile {
     /// The file's bytes.
     pub fn as_slice(&self) -> &[u8] {
         &self.map
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_regular_files_are_mapped() {
+        for path in ["/dev/zero", "/"] {
+            let error = MappedFile::open(Path::new(path)).expect_err("it is no file");
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{path}");
+        }
+        let error = MappedFile::open(Path::new("/does/not/exist")).expect_err("it is absent");
+        assert_eq!(error.kind(), io::ErrorKind::NotFound);
     }
 }
