@@ -10,8 +10,15 @@ use serde_json::{Value, json};
 /// One client for all: connections are reused as real clients do.
 pub fn http() -> reqwest::Client {
     static CLIENT: OnceLock<reqwest::Client> = OnceLock::new();
-    let build = || reqwest::Client::builder().connect_timeout(Duration::from_secs(5)).no_proxy().build().unwrap();
+    let build = || builder().connect_timeout(Duration::from_secs(5)).build().unwrap();
     CLIENT.get_or_init(build).clone()
+}
+
+/// A client builder that reaches the loopback interface whatever the environment says.
+pub fn builder() -> reqwest::ClientBuilder {
+    // Nothing here uses TLS, but the client cannot be made without a provider; a second installation is refused.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    reqwest::Client::builder().no_proxy()
 }
 
 /// Posts JSON and returns status and body.

@@ -154,7 +154,7 @@ impl Cluster {
 
     /// A client with connections of its own, so that dropping a stream closes its connection.
     pub fn new_client() -> reqwest::Client {
-        reqwest::Client::builder().pool_max_idle_per_host(0).no_proxy().build().unwrap()
+        client::builder().pool_max_idle_per_host(0).build().unwrap()
     }
 
     /// Posts to the first router.
