@@ -4,15 +4,15 @@
 mod support;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use kernels::{DryRun, StepLimits};
-use models::files::gguf::{Gguf, Value};
+use models::files::gguf::{Gguf, GgufError, Value};
 use models::rope::RopeScaling;
 use models::{FileKind, GgufTokenizerModel, LayerKind, LoadOptions, ModelFiles, OpenError, TokenizerSource, load};
 use support::gguf_writer::{GgufWriter, Meta};
-use support::{Random, TINY, convert, seed, tiny};
+use support::{Random, TINY, assert_error, convert, copy_of, edit_config, seed, tiny};
 use tempfile::TempDir;
 
 #[test]
@@ -223,6 +223,7 @@ fn wrong_gguf_values_are_named() {
         (Box::new(|w| w.tensors[0].1 = vec![1; 5]), &["dimension count", "5"]),
         (Box::new(|w| w.tensors[0].1 = vec![1 << 40]), &["needs 4398046511104 bytes"]),
         (Box::new(|w| w.tensors[1].0 = w.tensors[0].0.clone()), &["twice"]),
+        (Box::new(|w| w.tensors[3].3.clear()), &["overlap", "blk.0."]),
     ];
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("model.gguf");
@@ -298,6 +299,19 @@ fn versions_2_and_3_are_read() {
         let Some(Value::Array(texts)) = gguf.get("k") else { panic!("an array") };
         assert_eq!(texts.iter().collect::<Vec<_>>(), [Value::Text("a"), Value::Text("ä")]);
     }
+}
+
+#[test]
+fn tensors_may_touch_and_empty_ones_lie_anywhere() {
+    let mut writer = GgufWriter::new();
+    writer.f32s("empty", &[0, 4], &[]).f32s("a", &[8], &[1.0; 8]).f32s("b", &[8], &[2.0; 8]);
+    let offsets: Vec<usize> =
+        Gguf::parse(&writer.bytes()).unwrap().tensors().iter().map(|tensor| tensor.offset).collect();
+    assert_eq!((offsets[1], offsets[2]), (offsets[0], offsets[0] + 32));
+    // The first now ends one block into the second.
+    writer.tensors[1].1 = vec![9];
+    let error = Gguf::parse(&writer.bytes()).unwrap_err();
+    assert_eq!(error, GgufError::Overlap { first: "a".into(), second: "b".into() });
 }
 
 #[test]
@@ -380,29 +394,6 @@ fn damage_times(times: usize, bytes: &[u8], header: usize, mut check: impl FnMut
         }
         check(&damaged);
     }
-}
-
-fn assert_error(path: &Path, expected: &[&str]) {
-    let error = ModelFiles::open(path).map(|files| files.path().to_owned()).expect_err("it must not open").to_string();
-    for part in expected {
-        assert!(error.contains(part), "{error:?} does not say {part:?}");
-    }
-}
-
-fn copy_of(name: &str) -> TempDir {
-    let folder = TempDir::new().unwrap();
-    for entry in fs::read_dir(tiny(name)).unwrap() {
-        let entry: PathBuf = entry.unwrap().path();
-        fs::copy(&entry, folder.path().join(entry.file_name().unwrap())).unwrap();
-    }
-    folder
-}
-
-fn edit_config(folder: &Path, edit: impl FnOnce(&mut serde_json::Map<String, serde_json::Value>)) {
-    let path = folder.join("config.json");
-    let mut config = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    edit(&mut config);
-    fs::write(&path, serde_json::to_vec(&config).unwrap()).unwrap();
 }
 
 /// The llama checkpoint with its weights in two files.

@@ -62,6 +62,14 @@ pub enum GgufError {
     /// Two pairs or two tensors have one name.
     #[error("{0} occurs twice")]
     Duplicate(String),
+    /// Two tensors share bytes.
+    #[error("tensors {first} and {second} overlap")]
+    Overlap {
+        /// The one that begins first.
+        first: String,
+        /// The one that begins inside it.
+        second: String,
+    },
     /// A tensor's format is unknown.
     #[error("tensor {tensor}: {format}")]
     Format {
@@ -219,7 +227,7 @@ fn place(tensors: &mut [GgufTensor<'_>], header_end: u64, alignment: u64, file_l
     if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
         return Err(GgufError::Duplicate(format!("tensor {}", pair[0])));
     }
-    for tensor in tensors {
+    for tensor in &mut *tensors {
         let inside = tensor.offset as u64;
         if !inside.is_multiple_of(alignment) {
             return Err(GgufError::Value {
@@ -239,7 +247,17 @@ fn place(tensors: &mut [GgufTensor<'_>], header_end: u64, alignment: u64, file_l
         }
         tensor.offset = offset as usize;
     }
-    Ok(())
+    check_apart(tensors)
+}
+
+/// Checks that no byte belongs to two tensors: shared ones would let a small file claim a large model.
+fn check_apart(tensors: &[GgufTensor<'_>]) -> Result<(), GgufError> {
+    let mut by_offset: Vec<_> = tensors.iter().filter(|tensor| tensor.len > 0).collect();
+    by_offset.sort_unstable_by_key(|tensor| tensor.offset);
+    match by_offset.windows(2).find(|pair| pair[0].offset + pair[0].len > pair[1].offset) {
+        Some(pair) => Err(GgufError::Overlap { first: pair[0].name.to_owned(), second: pair[1].name.to_owned() }),
+        None => Ok(()),
+    }
 }
 
 fn alignment(metadata: &BTreeMap<&str, Value<'_>>) -> Result<u64, GgufError> {

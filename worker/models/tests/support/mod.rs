@@ -5,9 +5,12 @@ pub mod convert;
 pub mod gguf_writer;
 pub mod runner;
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 
+use models::ModelFiles;
 use serde::Deserialize;
+use tempfile::TempDir;
 
 /// What Hugging Face transformers computed for a tiny checkpoint.
 #[derive(Deserialize)]
@@ -40,7 +43,7 @@ pub fn tiny(name: &str) -> PathBuf {
 
 /// Its reference.
 pub fn golden(name: &str) -> Golden {
-    let text = std::fs::read_to_string(tiny(name).join("golden.json")).expect("the fixture is in the repository");
+    let text = fs::read_to_string(tiny(name).join("golden.json")).expect("the fixture is in the repository");
     serde_json::from_str(&text).expect("golden.json")
 }
 
@@ -68,4 +71,30 @@ impl Random {
     pub fn below(&mut self, bound: usize) -> usize {
         (self.next() % bound.max(1) as u64) as usize
     }
+}
+
+/// Opens what must not open, and looks for `expected` in the error.
+pub fn assert_error(path: &Path, expected: &[&str]) {
+    let error = ModelFiles::open(path).map(|files| files.path().to_owned()).expect_err("it must not open").to_string();
+    for part in expected {
+        assert!(error.contains(part), "{error:?} does not say {part:?}");
+    }
+}
+
+/// A tiny checkpoint's folder to change.
+pub fn copy_of(name: &str) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    for entry in fs::read_dir(tiny(name)).unwrap() {
+        let entry: PathBuf = entry.unwrap().path();
+        fs::copy(&entry, folder.path().join(entry.file_name().unwrap())).unwrap();
+    }
+    folder
+}
+
+/// Changes `config.json`.
+pub fn edit_config(folder: &Path, edit: impl FnOnce(&mut serde_json::Map<String, serde_json::Value>)) {
+    let path = folder.join("config.json");
+    let mut config = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    edit(&mut config);
+    fs::write(&path, serde_json::to_vec(&config).unwrap()).unwrap();
 }
