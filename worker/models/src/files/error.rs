@@ -34,6 +34,12 @@ pub enum OpenError {
         /// What to do.
         remedy: &'static str,
     },
+    /// A pipe, a device or a folder is where a file should be.
+    #[error("{path} is not a regular file")]
+    NotAFile {
+        /// What is there.
+        path: PathBuf,
+    },
     /// A file is larger than any of its kind.
     #[error("{path} has {bytes} bytes, more than the {bytes_max} that such a file may have")]
     TooLarge {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Read;
 use std::path::{Component, Path};
 use std::sync::Arc;
 
@@ -243,17 +244,27 @@ fn add_file(weights: &mut WeightFiles, path: &Path) -> Result<(), OpenError> {
     Ok(())
 }
 
-/// Reads a file that may be absent; refuses one larger than `bytes_max`.
+/// Reads a file that may be absent; refuses one larger than `bytes_max`, whatever length it claims.
 fn read_bounded(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>, OpenError> {
     let about = match fs::metadata(path) {
         Ok(about) => about,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(OpenError::io(path)(error)),
     };
-    if about.len() > bytes_max {
-        return Err(OpenError::TooLarge { path: path.to_owned(), bytes: about.len(), bytes_max });
+    // Before it is opened, since opening a pipe waits for its other end.
+    if !about.is_file() {
+        return Err(OpenError::NotAFile { path: path.to_owned() });
     }
-    fs::read(path).map(Some).map_err(OpenError::io(path))
+    let mut bytes = Vec::new();
+    let file = fs::File::open(path).map_err(OpenError::io(path))?;
+    file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(OpenError::io(path))?;
+    match bytes.len() as u64 {
+        read if read > bytes_max => {
+            let bytes = about.len().max(read);
+            Err(OpenError::TooLarge { path: path.to_owned(), bytes, bytes_max })
+        }
+        _ => Ok(Some(bytes)),
+    }
 }
 
 fn read_object(path: &Path) -> Result<Option<Map<String, Value>>, OpenError> {
@@ -262,4 +273,20 @@ fn read_object(path: &Path) -> Result<Option<Map<String, Value>>, OpenError> {
 
 fn parse<'a, T: Deserialize<'a>>(path: &Path, bytes: &'a [u8]) -> Result<T, OpenError> {
     serde_json::from_slice(bytes).map_err(|error| OpenError::Json { path: path.to_owned(), reason: error.to_string() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_read_up_to_its_bound_whatever_length_it_claims() {
+        // It claims no bytes and has many.
+        let path = Path::new("/proc/self/status");
+        assert_eq!(fs::metadata(path).expect("Linux has it").len(), 0);
+        let read = read_bounded(path, 10);
+        assert!(matches!(read, Err(OpenError::TooLarge { bytes: 11, bytes_max: 10, .. })), "{read:?}");
+        assert!(matches!(read_bounded(path, 1 << 20), Ok(Some(bytes)) if bytes.len() > 10));
+        assert!(matches!(read_bounded(Path::new("/proc/none"), 10), Ok(None)));
+    }
 }

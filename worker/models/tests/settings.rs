@@ -1,0 +1,52 @@
+//! Settings that would change what a model computes, or what reading it costs, are honoured or refused by name.
+#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, unreachable_pub, reason = "a test")]
+
+mod support;
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use models::{LayerKind, ModelFiles, OpenError};
+use serde_json::{Value, json};
+use support::{TINY, assert_error, copy_of, edit_config, tiny};
+
+#[test]
+fn devices_pipes_and_folders_are_not_read() {
+    let settings =
+        ["config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"];
+    let others = ["generation_config.json", "model.safetensors"];
+    type Put = fn(&Path);
+    let puts: [Put; 3] = [
+        |path| symlink("/dev/zero", path).unwrap(),
+        |path| assert!(Command::new("mkfifo").arg(path).status().unwrap().success()),
+        |path| fs::create_dir(path).unwrap(),
+    ];
+    for file in settings.into_iter().chain(others) {
+        for put in puts {
+            let folder = copy_of("llama");
+            let path = folder.path().join(file);
+            drop(fs::remove_file(&path));
+            put(&path);
+            match open_in_time(folder.path()) {
+                OpenError::NotAFile { path: named } => assert_eq!(named, path),
+                OpenError::Io { path: named, source } => {
+                    assert_eq!((file, named), ("model.safetensors", path));
+                    assert_eq!(source.kind(), std::io::ErrorKind::InvalidInput);
+                }
+                other => panic!("{file}: {other}"),
+            }
+        }
+    }
+}
+
+/// Opens on another thread, since what waits for a pipe never comes back.
+fn open_in_time(path: &Path) -> OpenError {
+    let (sender, receiver) = mpsc::channel();
+    let path = path.to_owned();
+    std::thread::spawn(move || sender.send(ModelFiles::open(path).map(|_| ())));
+    receiver.recv_timeout(Duration::from_secs(60)).expect("opening does not wait").expect_err("it must not open")
+}
