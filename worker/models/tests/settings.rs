@@ -15,6 +15,31 @@ use serde_json::{Value, json};
 use support::{TINY, assert_error, copy_of, edit_config, tiny};
 
 #[test]
+fn layers_slide_from_max_window_layers_on() {
+    use LayerKind::{Full, Sliding};
+    let open = |first: Value| {
+        let folder = copy_of("qwen2");
+        edit_config(folder.path(), |config| {
+            config.remove("layer_types");
+            config.insert("use_sliding_window".into(), true.into());
+            config.insert("sliding_window".into(), 8.into());
+            config.insert("max_window_layers".into(), first);
+        });
+        ModelFiles::open(folder.path()).map(|files| files.config().layers.clone())
+    };
+    let n_layers = ModelFiles::open(tiny("qwen2")).unwrap().config().n_layers();
+    assert_eq!(open(0.into()).unwrap(), vec![Sliding; n_layers]);
+    let mut upper = vec![Sliding; n_layers];
+    upper[0] = Full;
+    assert_eq!(open(1.into()).unwrap(), upper);
+    assert_eq!(open(4096.into()).unwrap(), vec![Full; n_layers]);
+    for wrong in [json!(-1), json!(4097), json!("all")] {
+        let error = open(wrong).unwrap_err().to_string();
+        assert!(error.contains("max_window_layers") && error.contains("from 0 to 4096"), "{error}");
+    }
+}
+
+#[test]
 fn devices_pipes_and_folders_are_not_read() {
     let settings =
         ["config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"];

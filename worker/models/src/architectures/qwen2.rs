@@ -39,7 +39,7 @@ pub(super) fn slide_upper_layers(config: &mut ModelConfig, keys: Keys<'_>) -> Re
     if let Some(layers) = keys.layer_types(config.layers.len())? {
         config.layers = layers;
     } else {
-        let first = keys.size_opt("max_window_layers", LAYERS_MAX)?.unwrap_or(28);
+        let first = keys.whole_opt("max_window_layers", 0..=LAYERS_MAX)?.unwrap_or(28);
         config.layers.iter_mut().skip(first).for_each(|layer| *layer = LayerKind::Sliding);
     }
     Ok(())

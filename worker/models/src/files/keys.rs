@@ -1,5 +1,6 @@
 //! Typed access to the keys of `config.json`; every number has a range.
 
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use serde_json::{Map, Value};
@@ -40,11 +41,14 @@ impl<'a> Keys<'a> {
     }
 
     pub(crate) fn size_opt(&self, key: &str, max: usize) -> Result<Option<usize>, OpenError> {
+        self.whole_opt(key, 1..=max)
+    }
+
+    pub(crate) fn whole_opt(&self, key: &str, range: RangeInclusive<usize>) -> Result<Option<usize>, OpenError> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        match value.as_u64().and_then(|n| usize::try_from(n).ok()) {
-            Some(n) if (1..=max).contains(&n) => Ok(Some(n)),
-            _ => Err(self.bad(key, &format!("a whole number from 1 to {max}"))),
-        }
+        let number = value.as_u64().and_then(|n| usize::try_from(n).ok()).filter(|n| range.contains(n));
+        let expected = || format!("a whole number from {} to {}", range.start(), range.end());
+        number.map(Some).ok_or_else(|| self.bad(key, &expected()))
     }
 
     pub(crate) fn size(&self, key: &str) -> Result<usize, OpenError> {
