@@ -224,6 +224,10 @@ fn wrong_gguf_values_are_named() {
         (Box::new(|w| w.tensors[0].1 = vec![1 << 40]), &["needs 4398046511104 bytes"]),
         (Box::new(|w| w.tensors[1].0 = w.tensors[0].0.clone()), &["twice"]),
         (Box::new(|w| w.tensors[3].3.clear()), &["overlap", "blk.0."]),
+        (
+            Box::new(|w| w.metadata.push(("llama.hidden_activation".into(), Meta::Text("relu".into())))),
+            &["llama.hidden_activation", "relu", "silu"],
+        ),
     ];
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("model.gguf");

@@ -15,6 +15,47 @@ use serde_json::{Value, json};
 use support::{TINY, assert_error, copy_of, edit_config, tiny};
 
 #[test]
+fn activations_are_the_ones_that_are_computed_or_refused() {
+    for name in TINY {
+        let gemma = name == "gemma3_text";
+        let (right, wrong): (&[Value], &[Value]) = match gemma {
+            true => (&[json!("gelu_pytorch_tanh"), Value::Null], &[json!("gelu"), json!("silu")]),
+            false => (&[json!("silu"), json!("swish"), Value::Null], &[json!("gelu"), json!("gelu_pytorch_tanh")]),
+        };
+        let expected = ModelFiles::open(tiny(name)).unwrap();
+        for key in ["hidden_act", "hidden_activation"] {
+            let changed = |value: &Value| {
+                let folder = copy_of(name);
+                edit_config(folder.path(), |config| drop(config.insert(key.into(), value.clone())));
+                folder
+            };
+            for value in right {
+                let folder = changed(value);
+                assert_eq!(
+                    ModelFiles::open(folder.path()).unwrap().config(),
+                    expected.config(),
+                    "{name} {key} {value}"
+                );
+            }
+            for value in wrong.iter().chain([&json!("relu"), &json!(["silu"]), &json!(1)]) {
+                assert_error(changed(value).path(), &["config.json", key, value.as_str().unwrap_or_default()]);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_nested_activation_is_read_too() {
+    let folder = copy_of("gemma3_text");
+    edit_config(folder.path(), |config| {
+        let mut text = config.clone();
+        text.insert("hidden_activation".into(), "relu".into());
+        *config = json!({"model_type": "gemma3", "text_config": text}).as_object().unwrap().clone();
+    });
+    assert_error(folder.path(), &["hidden_activation", "relu", "gelu_pytorch_tanh"]);
+}
+
+#[test]
 fn layers_slide_from_max_window_layers_on() {
     use LayerKind::{Full, Sliding};
     let open = |first: Value| {

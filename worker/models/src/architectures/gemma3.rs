@@ -41,7 +41,7 @@ fn from_huggingface(keys: Keys<'_>) -> Result<ModelConfig, OpenError> {
     if keys.flag_or("use_bidirectional_attention", false)? {
         return Err(keys.bad("use_bidirectional_attention", "false: this serves causal models"));
     }
-    let mut config = huggingface_base(ARCHITECTURE.name, keys)?;
+    let mut config = huggingface_base(ARCHITECTURE.name, Activation::GeluTanh, keys)?;
     // Published context lengths count the stretched positions already.
     config.context_length = keys.size_up_to("max_position_embeddings", CONTEXT_MAX)?;
     finish(&mut config);
@@ -70,7 +70,7 @@ fn from_huggingface(keys: Keys<'_>) -> Result<ModelConfig, OpenError> {
 }
 
 fn from_gguf(metadata: Metadata<'_>) -> Result<ModelConfig, OpenError> {
-    let mut config = gguf_base(ARCHITECTURE.name, metadata)?;
+    let mut config = gguf_base(ARCHITECTURE.name, Activation::GeluTanh, metadata)?;
     finish(&mut config);
     let key = metadata.key("attention.sliding_window");
     let window = metadata.size_opt(&key, CONTEXT_MAX)?.ok_or_else(|| OpenError::missing_key(metadata.path, key))?;
@@ -87,7 +87,6 @@ fn from_gguf(metadata: Metadata<'_>) -> Result<ModelConfig, OpenError> {
 
 /// What is the same in every Gemma 3, whatever the file.
 fn finish(config: &mut ModelConfig) {
-    config.activation = Activation::GeluTanh;
     config.qk_norm = true;
     config.post_norms = true;
     config.embedding_scale = (config.hidden_size as f32).sqrt();

@@ -1,6 +1,6 @@
 //! Llama 2 and 3, SmolLM2, Mistral: the plain decoder, with a sliding window where Mistral has one.
 
-use kernels::RopeStyle;
+use kernels::{Activation, RopeStyle};
 
 use super::{Architecture, gguf_base, huggingface_base};
 use crate::config::{CONTEXT_MAX, LayerKind, ModelConfig};
@@ -19,7 +19,7 @@ pub(super) static ARCHITECTURE: Architecture = Architecture {
 };
 
 fn from_huggingface(keys: Keys<'_>) -> Result<ModelConfig, OpenError> {
-    let mut config = huggingface_base(ARCHITECTURE.name, keys)?;
+    let mut config = huggingface_base(ARCHITECTURE.name, Activation::Silu, keys)?;
     config.qkv_bias = keys.flag_or("attention_bias", false)?;
     config.output_bias = config.qkv_bias;
     config.mlp_bias = keys.flag_or("mlp_bias", false)?;
@@ -36,7 +36,7 @@ fn from_huggingface(keys: Keys<'_>) -> Result<ModelConfig, OpenError> {
 }
 
 fn from_gguf(metadata: Metadata<'_>) -> Result<ModelConfig, OpenError> {
-    let mut config = gguf_base(ARCHITECTURE.name, metadata)?;
+    let mut config = gguf_base(ARCHITECTURE.name, Activation::Silu, metadata)?;
     // Conversion to GGUF permutes query and key rows so that pairs lie side by side.
     config.rope_style = RopeStyle::Interleaved;
     if let Some(window) = metadata.size_opt(&metadata.key("attention.sliding_window"), CONTEXT_MAX)? {

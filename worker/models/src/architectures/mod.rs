@@ -48,7 +48,8 @@ pub(crate) fn by_name(name: &str) -> Option<&'static Architecture> {
 }
 
 /// The configuration that a plain pre-norm decoder has, from `config.json`; architectures change what differs.
-fn huggingface_base(name: &'static str, keys: Keys<'_>) -> Result<ModelConfig, OpenError> {
+fn huggingface_base(name: &'static str, activation: Activation, keys: Keys<'_>) -> Result<ModelConfig, OpenError> {
+    keys.check_activation(activation)?;
     let n_layers = keys.size_up_to("num_hidden_layers", LAYERS_MAX)?;
     let (hidden_size, n_heads) = (keys.size("hidden_size")?, keys.size("num_attention_heads")?);
     let of_hidden = || match hidden_size / n_heads {
@@ -70,7 +71,7 @@ fn huggingface_base(name: &'static str, keys: Keys<'_>) -> Result<ModelConfig, O
         context_length: scaled_context(context_length, &rope),
         norm_epsilon: keys.number("rms_norm_eps")? as f32,
         norm_weight_offset: 0.0,
-        activation: Activation::Silu,
+        activation,
         sliding_window: None,
         rope_sliding: rope.clone(),
         rope_full: rope,
@@ -89,7 +90,8 @@ fn huggingface_base(name: &'static str, keys: Keys<'_>) -> Result<ModelConfig, O
 }
 
 /// The same from GGUF metadata.
-fn gguf_base(name: &'static str, metadata: Metadata<'_>) -> Result<ModelConfig, OpenError> {
+fn gguf_base(name: &'static str, activation: Activation, metadata: Metadata<'_>) -> Result<ModelConfig, OpenError> {
+    metadata.check_activation(activation)?;
     let layers_key = metadata.key("block_count");
     let n_layers =
         metadata.size_opt(&layers_key, LAYERS_MAX)?.ok_or_else(|| OpenError::missing_key(metadata.path, layers_key))?;
@@ -126,7 +128,7 @@ fn gguf_base(name: &'static str, metadata: Metadata<'_>) -> Result<ModelConfig, 
         context_length,
         norm_epsilon: metadata.number("attention.layer_norm_rms_epsilon")? as f32,
         norm_weight_offset: 0.0,
-        activation: Activation::Silu,
+        activation,
         sliding_window: None,
         rope_sliding: rope.clone(),
         rope_full: rope,

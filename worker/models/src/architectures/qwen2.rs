@@ -1,5 +1,7 @@
 //! Qwen2 and Qwen2.5: biases on queries, keys and values.
 
+use kernels::Activation;
+
 use super::{Architecture, gguf_base, huggingface_base};
 use crate::config::{CONTEXT_MAX, LAYERS_MAX, LayerKind, ModelConfig};
 use crate::files::error::OpenError;
@@ -17,14 +19,14 @@ pub(super) static ARCHITECTURE: Architecture = Architecture {
 };
 
 fn from_huggingface(keys: Keys<'_>) -> Result<ModelConfig, OpenError> {
-    let mut config = huggingface_base(ARCHITECTURE.name, keys)?;
+    let mut config = huggingface_base(ARCHITECTURE.name, Activation::Silu, keys)?;
     config.qkv_bias = true;
     slide_upper_layers(&mut config, keys)?;
     Ok(config)
 }
 
 fn from_gguf(metadata: Metadata<'_>) -> Result<ModelConfig, OpenError> {
-    gguf_base(ARCHITECTURE.name, metadata)
+    gguf_base(ARCHITECTURE.name, Activation::Silu, metadata)
 }
 
 /// With `use_sliding_window`, layers from `max_window_layers` on slide, unless `layer_types` says otherwise.

@@ -3,6 +3,7 @@
 use std::ops::RangeInclusive;
 use std::path::Path;
 
+use kernels::Activation;
 use serde_json::{Map, Value};
 
 use super::error::OpenError;
@@ -76,6 +77,17 @@ impl<'a> Keys<'a> {
     pub(crate) fn text_opt(&self, key: &str) -> Result<Option<&'a str>, OpenError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         value.as_str().map(Some).ok_or_else(|| self.bad(key, "a text"))
+    }
+
+    /// Checks that `hidden_act` and `hidden_activation`, where they are there, name the activation that is computed.
+    pub(crate) fn check_activation(&self, activation: Activation) -> Result<(), OpenError> {
+        let names = activation_names(activation);
+        for key in ["hidden_act", "hidden_activation"] {
+            if self.text_opt(key)?.is_some_and(|name| !names.contains(&name)) {
+                return Err(self.bad(key, &names.join(" or ")));
+            }
+        }
+        Ok(())
     }
 
     /// `layer_types`, when it is there: one of two names for each layer.
@@ -162,6 +174,14 @@ impl<'a> Keys<'a> {
     pub(crate) fn bad(&self, key: &str, expected: &str) -> OpenError {
         let value = self.object.get(key).map_or_else(|| "absent".to_owned(), short);
         OpenError::bad_value(self.path, key, value, expected)
+    }
+}
+
+/// What files call an activation; all names of one mean one formula.
+pub(crate) fn activation_names(activation: Activation) -> &'static [&'static str] {
+    match activation {
+        Activation::Silu => &["silu", "swish"],
+        Activation::GeluTanh => &["gelu_pytorch_tanh"],
     }
 }
 

@@ -2,8 +2,11 @@
 
 use std::path::Path;
 
+use kernels::Activation;
+
 use super::error::OpenError;
 use super::gguf::{Array, Gguf, Value};
+use super::keys::activation_names;
 use crate::config::DIMENSION_MAX;
 use crate::rope::{RopeConfig, RopeScaling, yarn_attention_factor};
 
@@ -109,6 +112,15 @@ impl<'a> Metadata<'a> {
 
     pub(crate) fn number(&self, key: &str) -> Result<f64, OpenError> {
         self.number_opt(key)?.ok_or_else(|| OpenError::missing_key(self.path, self.key(key)))
+    }
+
+    /// Checks that the file, where it names an activation, names the one that is computed.
+    pub(crate) fn check_activation(&self, activation: Activation) -> Result<(), OpenError> {
+        let (key, names) = (self.key("hidden_activation"), activation_names(activation));
+        match self.text_opt(&key)? {
+            Some(name) if !names.contains(&name) => Err(self.bad(&key, &names.join(" or "))),
+            _ => Ok(()),
+        }
     }
 
     /// Rotary embedding; llama3's scaling is a tensor of divisors instead, which the loader applies.
