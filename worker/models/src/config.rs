@@ -6,6 +6,8 @@ use crate::rope::RopeConfig;
 
 /// Largest value of any dimension, so that products of a few of them cannot overflow.
 pub(crate) const DIMENSION_MAX: usize = 1 << 24;
+/// Largest head dimension; published models have up to 512.
+const HEAD_DIM_MAX: usize = 1 << 14;
 /// Most layers of a model.
 pub(crate) const LAYERS_MAX: usize = 1 << 12;
 /// Longest context that a config may name.
@@ -100,6 +102,9 @@ impl ModelConfig {
         if self.n_kv_heads == 0 || !self.n_heads.is_multiple_of(self.n_kv_heads) {
             let expected = format!("a divisor of the {} attention heads", self.n_heads);
             return Err(("number of key-value heads", self.n_kv_heads.to_string(), expected));
+        }
+        if self.head_dim > HEAD_DIM_MAX {
+            return Err(("head dimension", self.head_dim.to_string(), format!("at most {HEAD_DIM_MAX}")));
         }
         for rope in [&self.rope_full, &self.rope_sliding] {
             let dim = rope.rotary_dim;

@@ -14,7 +14,7 @@ use crate::files::{FileKind, ModelFiles};
 use crate::layers::{FeedForward, Layer, Linear, SelfAttention};
 use crate::model::Model;
 use crate::names::Part;
-use crate::rope::RopeConfig;
+use crate::rope::{FREQUENCY, RopeConfig, check_frequencies};
 
 /// Where the language model's tensors lie in Hugging Face folders, and its output head beside them.
 const PREFIXES: [(&str, &str); 4] =
@@ -51,6 +51,20 @@ pub enum LoadError {
         expected: Vec<usize>,
         /// Shape it has.
         actual: Vec<usize>,
+    },
+    /// A weight holds a number that cannot be computed with.
+    #[error("{path}: tensor {tensor} has {value} at {index}, which makes a frequency that is not {expected}")]
+    Value {
+        /// What was opened.
+        path: PathBuf,
+        /// The weight's name.
+        tensor: String,
+        /// Where the number is.
+        index: usize,
+        /// The number.
+        value: f32,
+        /// What must come out.
+        expected: &'static str,
     },
     /// The device refused a weight.
     #[error("{path}: the device refused tensor {tensor}")]
@@ -197,9 +211,13 @@ impl<'a> Loader<'a> {
                 let what = format!("{name} in {:?}", divisors.format);
                 return Err(kernels::Error::Unsupported { op: "load", what }.into());
             }
-            for (frequency, divisor) in frequencies.iter_mut().zip(divisors.bytes.as_chunks::<4>().0) {
-                *frequency /= f32::from_le_bytes(*divisor);
-            }
+            let divisors: Vec<f32> =
+                divisors.bytes.as_chunks::<4>().0.iter().copied().map(f32::from_le_bytes).collect();
+            frequencies.iter_mut().zip(&divisors).for_each(|(frequency, divisor)| *frequency /= divisor);
+            check_frequencies(&frequencies).map_err(|(index, _)| {
+                let (path, tensor, value) = (self.files.path().to_owned(), name, divisors[index]);
+                LoadError::Value { path, tensor, index, value, expected: FREQUENCY }
+            })?;
         }
         let (amplitude, style) = (rope.amplitude(), self.config.rope_style);
         Ok(RopeTable::build(self.ops, &frequencies, amplitude, positions_max, style)?)

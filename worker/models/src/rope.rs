@@ -2,6 +2,8 @@
 
 use std::f64::consts::PI;
 
+use crate::config::CONTEXT_MAX;
+
 /// Rotary embedding of one kind of layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeConfig {
@@ -109,6 +111,14 @@ impl RopeConfig {
             Err((key, value.to_string(), format!("a number above {bound}")))
         };
         above("rope theta", self.theta, 1.0)?;
+        self.check_scaling(above)?;
+        // Numbers that are right each by itself can still give what no position can be turned by.
+        above("rope amplitude", self.amplitude().into(), 0.0)?;
+        check_frequencies(&self.frequencies())
+            .map_err(|(pair, frequency)| ("rope frequency", format!("{frequency} of pair {pair}"), FREQUENCY.into()))
+    }
+
+    fn check_scaling<E>(&self, above: impl Fn(&'static str, f64, f64) -> Result<(), E>) -> Result<(), E> {
         match self.scaling {
             RopeScaling::None => Ok(()),
             RopeScaling::Linear { factor } => above("rope scaling factor", factor, 0.0),
@@ -126,6 +136,21 @@ impl RopeConfig {
                 above("rope scaling attention_factor", attention_factor, 0.0)
             }
         }
+    }
+}
+
+/// What [`check_frequencies`] asks for.
+pub(crate) const FREQUENCY: &str = "at least 0, and finite at the last position of any context";
+
+/// Checks that every position of any context has a finite angle.
+///
+/// # Errors
+/// The first frequency that is wrong, after its index.
+pub(crate) fn check_frequencies(frequencies: &[f32]) -> Result<(), (usize, f32)> {
+    let right = |frequency: f32| frequency >= 0.0 && (frequency * CONTEXT_MAX as f32).is_finite();
+    match frequencies.iter().copied().enumerate().find(|&(_, frequency)| !right(frequency)) {
+        Some(wrong) => Err(wrong),
+        None => Ok(()),
     }
 }
 
@@ -151,6 +176,48 @@ mod tests {
         assert_near(&rope.frequencies(), &[1.0, 0.1, 0.01, 0.001]);
         rope.scaling = RopeScaling::Linear { factor: 4.0 };
         assert_near(&rope.frequencies(), &[0.25, 0.025, 0.0025, 0.00025]);
+    }
+
+    #[test]
+    fn only_frequencies_and_amplitudes_that_turn_every_position_are_accepted() {
+        let check = |scaling| RopeConfig { theta: 10000.0, rotary_dim: 8, scaling }.check().map_err(|error| error.0);
+        let linear = |factor| RopeScaling::Linear { factor };
+        assert_eq!(check(linear(4.0)), Ok(()));
+        assert_eq!(check(linear(0.25)), Ok(()));
+        assert_eq!(check(linear(1e300)), Ok(()), "frequencies of 0 turn nothing");
+        for factor in [1e-300, 1e-38, 1e-32] {
+            assert_eq!(check(linear(factor)), Err("rope frequency"), "{factor}");
+        }
+        let llama3 = |factor, high_frequency_factor| RopeScaling::Llama3 {
+            factor,
+            low_frequency_factor: 1.0,
+            high_frequency_factor,
+            original_context: 8.0,
+        };
+        assert_eq!(check(llama3(8.0, 4.0)), Ok(()));
+        assert_eq!(check(llama3(1e-300, 4.0)), Err("rope frequency"));
+        let yarn = |factor, attention_factor| RopeScaling::Yarn {
+            factor,
+            original_context: 4.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            truncate: true,
+            attention_factor,
+        };
+        assert_eq!(check(yarn(4.0, 1.1)), Ok(()));
+        assert_eq!(check(yarn(1e-300, 1.1)), Err("rope frequency"));
+        for attention_factor in [1e300, 1e-300] {
+            assert_eq!(check(yarn(4.0, attention_factor)), Err("rope amplitude"));
+        }
+    }
+
+    #[test]
+    fn the_first_frequency_that_turns_nothing_is_named() {
+        assert_eq!(check_frequencies(&[1.0, 0.0, 1e30]), Ok(()));
+        for wrong in [-0.5, f32::INFINITY, 1e32] {
+            assert_eq!(check_frequencies(&[1.0, wrong, 0.1]), Err((1, wrong)));
+        }
+        assert!(matches!(check_frequencies(&[f32::NAN]), Err((0, _))));
     }
 
     #[test]

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use contract::kv::{BlockOrder, KvDtype};
 use kernels::cpu::{CpuOps, CpuOptions};
 use kernels::step::SequenceInputs;
-use kernels::{Ops, StepInputs, StepLimits, StreamId};
-use models::{KvCache, LoadOptions, ModelFiles, load};
-use support::gguf_writer::GgufWriter;
+use kernels::{DryRun, Ops, StepInputs, StepLimits, StreamId};
+use models::{KvCache, LoadError, LoadOptions, ModelFiles, load};
+use support::gguf_writer::{GgufWriter, Meta};
 use support::{convert, tiny};
 
 const LIMITS: StepLimits = StepLimits { tokens: 8, sequences: 2, block_entries: 8, logits_rows: 2, block_size: 16 };
@@ -19,14 +19,17 @@ fn cpu() -> Arc<dyn Ops> {
     Arc::new(CpuOps::new(&CpuOptions::default()).unwrap())
 }
 
-fn load_changed(change: impl FnOnce(&mut GgufWriter)) -> String {
+fn open_changed(change: impl FnOnce(&mut GgufWriter)) -> ModelFiles {
     let mut writer = convert::to_gguf(&ModelFiles::open(tiny("qwen3")).unwrap());
     change(&mut writer);
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), writer.bytes()).unwrap();
-    let files = ModelFiles::open(file.path()).unwrap();
+    ModelFiles::open(file.path()).unwrap()
+}
+
+fn load_changed(change: impl FnOnce(&mut GgufWriter)) -> Result<(), LoadError> {
     let options = LoadOptions { limits: LIMITS, positions_max: None };
-    load(&files, cpu(), options).map(|_| ()).unwrap_err().to_string()
+    load(&open_changed(change), cpu(), options).map(|_| ())
 }
 
 #[test]
@@ -36,13 +39,35 @@ fn absent_and_misshapen_weights_are_named() {
         let index = at(writer, "blk.1.ffn_up.weight");
         writer.tensors.remove(index);
     });
+    let error = error.unwrap_err().to_string();
     assert!(error.contains("blk.1.ffn_up.weight"), "{error}");
     let error = load_changed(|writer| {
         let index = at(writer, "blk.0.attn_output.weight");
         writer.tensors[index].1.reverse();
     });
+    let error = error.unwrap_err().to_string();
     for part in ["blk.0.attn_output.weight", "[128, 64]", "[64, 128]"] {
         assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn divisors_must_leave_frequencies_that_turn_every_position() {
+    let with = |divisor: f32| {
+        let mut divisors = [1.0f32; 16];
+        divisors[3] = divisor;
+        load_changed(|writer| {
+            writer.f32s("rope_freqs.weight", &[16], &divisors);
+        })
+    };
+    // Infinities leave 0, of either sign, which turns nothing.
+    for right in [1.0, 8.0, f32::INFINITY, f32::NEG_INFINITY] {
+        with(right).unwrap();
+    }
+    for wrong in [0.0, -1.0, 1e-38, f32::NAN] {
+        let error = with(wrong).unwrap_err();
+        let LoadError::Value { tensor, index, value, .. } = error else { panic!("{error}") };
+        assert_eq!((tensor.as_str(), index, value.to_bits()), ("rope_freqs.weight", 3, wrong.to_bits()));
     }
 }
 

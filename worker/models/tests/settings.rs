@@ -81,6 +81,33 @@ fn layers_slide_from_max_window_layers_on() {
 }
 
 #[test]
+fn scalings_that_turn_no_position_are_refused() {
+    let cases = [
+        (json!({"rope_type": "linear", "factor": 1e-300}), "rope frequency"),
+        (json!({"rope_type": "linear", "factor": 1e-38}), "rope frequency"),
+        (
+            json!({"rope_type": "llama3", "factor": 1e-300, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8}),
+            "rope frequency",
+        ),
+        (json!({"rope_type": "yarn", "factor": 1e-300, "original_max_position_embeddings": 128}), "rope frequency"),
+        (json!({"rope_type": "yarn", "factor": 4.0, "attention_factor": 1e300}), "rope amplitude"),
+        (json!({"rope_type": "yarn", "factor": 4.0, "attention_factor": 1e-300}), "rope amplitude"),
+    ];
+    for (scaling, key) in cases {
+        let folder = copy_of("llama");
+        edit_config(folder.path(), |config| {
+            config.remove("rope_parameters");
+            config.insert("rope_scaling".into(), scaling);
+        });
+        assert_error(folder.path(), &[key]);
+    }
+    let folder = copy_of("qwen3");
+    edit_config(folder.path(), |config| drop(config.insert("head_dim".into(), (1 << 20).into())));
+    assert_error(folder.path(), &["head dimension", "1048576"]);
+}
+
+#[test]
 fn devices_pipes_and_folders_are_not_read() {
     let settings =
         ["config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"];
