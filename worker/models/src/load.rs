@@ -20,12 +20,15 @@ use crate::rope::{FREQUENCY, RopeConfig, check_frequencies};
 const PREFIXES: [(&str, &str); 4] =
     [("model.", ""), ("language_model.model.", "language_model."), ("model.language_model.", ""), ("", "")];
 
+/// Longest sequence that tables are made for when nobody says how long they will be.
+const POSITIONS_DEFAULT_MAX: usize = 1 << 18;
+
 /// How a model is to be loaded.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadOptions {
     /// The largest step: scratch memory is made for it.
     pub limits: StepLimits,
-    /// Longest sequence to prepare for; the model's own context length when none or longer.
+    /// Longest sequence to prepare for, at most the model's context length; when none, that or 262144 if less.
     pub positions_max: Option<usize>,
 }
 
@@ -111,7 +114,7 @@ impl<'a> Loader<'a> {
 
     fn decoder(&self, options: &LoadOptions) -> Result<Decoder, LoadError> {
         let config = self.config;
-        let positions_max = options.positions_max.unwrap_or(usize::MAX).min(config.context_length);
+        let positions_max = options.positions_max.unwrap_or(POSITIONS_DEFAULT_MAX).min(config.context_length);
         let vocabulary = [config.vocab_size, config.hidden_size];
         let embedding = self.weight(Part::Embedding, 0, &vocabulary, WeightRole::Embedding)?;
         let head = match config.tie_embeddings {

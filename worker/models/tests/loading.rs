@@ -72,6 +72,20 @@ fn divisors_must_leave_frequencies_that_turn_every_position() {
 }
 
 #[test]
+fn tables_are_made_for_the_longest_sequence_within_bounds() {
+    let context = |writer: &mut GgufWriter| {
+        let entry = writer.metadata.iter_mut().find(|entry| entry.0 == "qwen3.context_length").unwrap();
+        entry.1 = Meta::U32(1 << 24);
+    };
+    let files = open_changed(context);
+    let load = |positions_max| load(&files, Arc::new(DryRun), LoadOptions { limits: LIMITS, positions_max });
+    assert_eq!(load(None).unwrap().positions_max(), 1 << 18);
+    assert_eq!(load(Some(100)).unwrap().positions_max(), 100);
+    let error = load(Some(usize::MAX)).map(|_| ()).unwrap_err();
+    assert!(matches!(error, LoadError::Device(kernels::Error::OutOfMemory { bytes: 0x8000_0000 })), "{error:?}");
+}
+
+#[test]
 fn steps_beyond_the_model_are_errors() {
     let files = ModelFiles::open(tiny("llama")).unwrap();
     let ops = cpu();
