@@ -104,9 +104,34 @@ impl GgufTokenizer {
 }
 
 fn hash_texts(texts: &[String]) -> [u8; 32] {
+    // Joined first: for words of a few bytes each update would cost more than hashing them.
+    const JOINED_BYTES: usize = 1 << 16;
     let mut hasher = blake3::Hasher::new();
+    let mut joined = Vec::with_capacity(JOINED_BYTES);
     for text in texts {
-        hasher.update(&(text.len() as u64).to_le_bytes()).update(text.as_bytes());
+        joined.extend_from_slice(&(text.len() as u64).to_le_bytes());
+        joined.extend_from_slice(text.as_bytes());
+        if joined.len() >= JOINED_BYTES {
+            hasher.update(&joined);
+            joined.clear();
+        }
     }
-    *hasher.finalize().as_bytes()
+    *hasher.update(&joined).finalize().as_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_hashed_with_their_lengths() {
+        let owned = |texts: &[&str]| texts.iter().map(|&text| text.to_owned()).collect::<Vec<_>>();
+        let words: Vec<String> = (0..20_000).map(|n| format!("word {n}")).collect();
+        for texts in [owned(&[]), owned(&["", "a"]), words, vec!["x".repeat(100_000), "y".into()]] {
+            let bytes: Vec<u8> =
+                texts.iter().flat_map(|text| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()).collect();
+            assert_eq!(hash_texts(&texts), *blake3::hash(&bytes).as_bytes());
+        }
+        assert_ne!(hash_texts(&owned(&["ab", "c"])), hash_texts(&owned(&["a", "bc"])));
+    }
 }
