@@ -84,6 +84,7 @@ impl Cluster {
         shared.insert("membership".to_owned(), membership.into());
         set(&mut shared, "membership", "endpoints", vec![etcd.endpoint.clone()]);
         set(&mut shared, "membership", "ttl_ms", plan.ttl_ms);
+        shared.insert("telemetry".to_owned(), plan.telemetry.clone().into());
         let scheduler =
             Process::tessera("scheduler", &["scheduler", "--set", "scheduler.listen=127.0.0.1:0"], Some(&shared));
         shared.insert("scheduler_addresses".to_owned(), vec![scheduler.address("grpc")].into());

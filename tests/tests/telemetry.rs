@@ -21,6 +21,10 @@ fn parents<'a>(spans: &'a [Span], of: &Span) -> Option<&'a Span> {
     spans.iter().find(|span| span.id == of.parent)
 }
 
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_is_one_trace_from_client_through_router_to_worker() {
     let receiver = Receiver::start().await;
@@ -33,12 +37,9 @@ async fn a_request_is_one_trace_from_client_through_router_to_worker() {
     let answer = client::http().post(url).header("traceparent", parent).json(&body).send().await.unwrap();
     assert_eq!(answer.status(), 200);
     let spans = wait::until("both spans arrive", Duration::from_secs(30), async || {
-        let spans = receiver.spans();
-        let of_trace: Vec<Span> = spans
-            .into_iter()
-            .filter(|span| span.trace.iter().map(|b| format!("{b:02x}")).collect::<String>() == TRACE)
-            .collect();
-        if of_trace.len() >= 2 { Ok(of_trace) } else { Err(format!("{of_trace:?}")) }
+        let all = receiver.spans();
+        let of_trace: Vec<Span> = all.iter().filter(|span| hex(&span.trace) == TRACE).cloned().collect();
+        if of_trace.len() >= 2 { Ok(of_trace) } else { Err(format!("of all spans {all:?}")) }
     })
     .await;
     let router = spans.iter().find(|span| span.name == "text_completion tiny").unwrap_or_else(|| panic!("{spans:?}"));
