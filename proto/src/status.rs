@@ -1,6 +1,7 @@
 //! The one place where errors become gRPC statuses, and statuses errors again: nothing is lost between processes.
 //!
 //! The whole error travels as JSON in the binary metadata entry `tessera-error-bin`; other clients see code and message.
+//! Long texts are cut: peers take no more than 16 KiB of headers, and texts may come from a client.
 
 use std::borrow::Cow;
 
@@ -15,6 +16,13 @@ use crate::convert::WireError;
 pub const ERROR_KEY: &str = "tessera-error-bin";
 /// Metadata entry that tells any client in milliseconds when to come back.
 pub const RETRY_AFTER_KEY: &str = "retry-after-ms";
+
+/// Longest text of an error and longest message, in bytes; a text's are counted as JSON writes it.
+///
+/// Percent-encoding makes a message three times as long at most, base64 makes JSON a third longer: 6 KiB in all.
+const TEXT_BYTES_MAX: usize = 1024;
+/// What a text that was cut ends with.
+const CUT: &str = "…";
 
 /// An error in the form it travels in.
 #[derive(Serialize, Deserialize)]
@@ -35,10 +43,12 @@ enum Wire<'a> {
     Internal { message: Cow<'a, str> },
 }
 
-/// Makes the status of an error.
+/// Makes the status of an error; texts of more than a kilobyte are cut, served names beyond it left out.
 pub fn to_status(error: &RequestError) -> Status {
-    let mut status = Status::new(code(error), error.to_string());
-    if let Ok(json) = serde_json::to_vec(&to_wire(error)) {
+    let wire = to_wire(error);
+    let message = from_wire(to_wire(error)).to_string();
+    let mut status = Status::new(code(error), cut(&message, char::len_utf8).into_owned());
+    if let Ok(json) = serde_json::to_vec(&wire) {
         status.metadata_mut().insert_bin(ERROR_KEY, MetadataValue::from_bytes(&json));
     }
     if let RequestError::Overloaded { retry_after_ms, .. } = error {
@@ -79,25 +89,66 @@ fn code(error: &RequestError) -> Code {
 fn to_wire(error: &RequestError) -> Wire<'_> {
     match error {
         RequestError::InvalidArgument { field, message } => {
-            Wire::InvalidArgument { field: field.as_ref().into(), message: message.into() }
+            Wire::InvalidArgument { field: text(field), message: text(message) }
         }
-        RequestError::UnknownModel { name, served } => Wire::UnknownModel { name: name.into(), served: served.into() },
+        RequestError::UnknownModel { name, served } => Wire::UnknownModel { name: text(name), served: names(served) },
         RequestError::PromptTooLong { n_tokens, limit } => Wire::PromptTooLong { n_tokens: *n_tokens, limit: *limit },
-        RequestError::Unsupported(what) => Wire::Unsupported { what: what.into() },
+        RequestError::Unsupported(what) => Wire::Unsupported { what: text(what) },
         RequestError::Overloaded { reason, retry_after_ms } => {
-            Wire::Overloaded { reason: reason.into(), retry_after_ms: *retry_after_ms }
+            Wire::Overloaded { reason: text(reason), retry_after_ms: *retry_after_ms }
         }
-        RequestError::NoWorker { model } => Wire::NoWorker { model: model.into() },
+        RequestError::NoWorker { model } => Wire::NoWorker { model: text(model) },
         RequestError::WorkerLost { worker, n_tokens, reason } => {
-            Wire::WorkerLost { worker: worker.into(), n_tokens: *n_tokens, reason: reason.into() }
+            Wire::WorkerLost { worker: text(worker), n_tokens: *n_tokens, reason: text(reason) }
         }
-        RequestError::StalePlacement(reason) => Wire::StalePlacement { reason: reason.into() },
+        RequestError::StalePlacement(reason) => Wire::StalePlacement { reason: text(reason) },
         RequestError::SlowReader(n_tokens) => Wire::SlowReader { n_tokens: *n_tokens },
         RequestError::DeadlineExceeded { n_tokens } => Wire::DeadlineExceeded { n_tokens: *n_tokens },
         RequestError::Cancelled => Wire::Cancelled,
-        RequestError::ShuttingDown(who) => Wire::ShuttingDown { who: who.into() },
-        RequestError::Internal(message) => Wire::Internal { message: message.into() },
+        RequestError::ShuttingDown(who) => Wire::ShuttingDown { who: text(who) },
+        RequestError::Internal(message) => Wire::Internal { message: text(message) },
     }
+}
+
+/// Cuts a text so that its JSON is short.
+fn text(text: &str) -> Cow<'_, str> {
+    cut(text, json_len)
+}
+
+/// Keeps the first names whose JSON is short together.
+fn names(names: &[String]) -> Cow<'_, [String]> {
+    let mut n_bytes = 0;
+    let fits = |name: &&String| {
+        n_bytes += name.chars().map(json_len).sum::<usize>() + r#""","#.len();
+        n_bytes <= TEXT_BYTES_MAX
+    };
+    let n_fit = names.iter().take_while(fits).count();
+    Cow::Borrowed(&names[..n_fit])
+}
+
+/// Bytes that JSON writes for a character.
+fn json_len(character: char) -> usize {
+    match character {
+        '"' | '\\' => 2,
+        '\0'..='\x1f' => r"\u0000".len(),
+        other => other.len_utf8(),
+    }
+}
+
+/// Cuts a text between two characters where it grows beyond the bound.
+fn cut(text: &str, len: impl Fn(char) -> usize) -> Cow<'_, str> {
+    let (mut n_bytes, mut keep) = (0, 0);
+    for (index, character) in text.char_indices() {
+        n_bytes += len(character);
+        if n_bytes > TEXT_BYTES_MAX {
+            return Cow::Owned(format!("{}{CUT}", &text[..keep]));
+        }
+        // What is kept leaves room for the mark.
+        if n_bytes + CUT.len() <= TEXT_BYTES_MAX {
+            keep = index + character.len_utf8();
+        }
+    }
+    Cow::Borrowed(text)
 }
 
 fn from_wire(error: Wire<'_>) -> RequestError {
@@ -128,11 +179,14 @@ fn from_wire(error: Wire<'_>) -> RequestError {
 
 fn foreign(status: &Status) -> RequestError {
     let message = status.message().to_owned();
+    let retry_after = status.metadata().get(RETRY_AFTER_KEY).and_then(|value| value.to_str().ok()?.parse().ok());
     match status.code() {
         Code::InvalidArgument | Code::OutOfRange => RequestError::InvalidArgument { field: "request".into(), message },
         Code::NotFound => RequestError::UnknownModel { name: message, served: Vec::new() },
         Code::Unimplemented => RequestError::Unsupported(message),
-        Code::ResourceExhausted => RequestError::Overloaded { reason: message, retry_after_ms: 1000 },
+        Code::ResourceExhausted => {
+            RequestError::Overloaded { reason: message, retry_after_ms: retry_after.unwrap_or(1000) }
+        }
         Code::FailedPrecondition | Code::Aborted => RequestError::StalePlacement(message),
         Code::DeadlineExceeded => RequestError::DeadlineExceeded { n_tokens: 0 },
         Code::Cancelled => RequestError::Cancelled,
@@ -180,5 +234,55 @@ mod tests {
     fn overload_tells_any_client_when_to_come_back() {
         let status = to_status(&RequestError::Overloaded { reason: "queue".into(), retry_after_ms: 250 });
         assert_eq!(status.metadata().get(RETRY_AFTER_KEY).and_then(|v| v.to_str().ok()), Some("250"));
+    }
+
+    #[test]
+    fn a_foreign_refusal_keeps_when_to_come_back() {
+        let mut status = Status::resource_exhausted("full");
+        let full = |retry_after_ms| RequestError::Overloaded { reason: "full".into(), retry_after_ms };
+        assert_eq!(from_status(&status), full(1000));
+        status.metadata_mut().insert(RETRY_AFTER_KEY, MetadataValue::from_static("250"));
+        assert_eq!(from_status(&status), full(250));
+        status.metadata_mut().insert(RETRY_AFTER_KEY, MetadataValue::from_static("soon"));
+        assert_eq!(from_status(&status), full(1000));
+    }
+
+    #[test]
+    fn hostile_texts_are_cut_and_the_error_stays_typed() {
+        let endless = |piece: &str| piece.repeat(6_000);
+        for piece in ["x", "\0", "\"", "\u{7f}", "é", "昇腾", "🦀", "x🦀", " %"] {
+            let long = endless(piece);
+            let errors = [
+                RequestError::invalid(long.clone(), long.clone()),
+                RequestError::UnknownModel { name: long.clone(), served: vec![long.clone(); 3] },
+                RequestError::UnknownModel { name: long.clone(), served: vec![piece.repeat(20); 1_000] },
+                RequestError::Unsupported(long.clone()),
+                RequestError::Overloaded { reason: long.clone(), retry_after_ms: u64::MAX },
+                RequestError::NoWorker { model: long.clone() },
+                RequestError::WorkerLost { worker: long.clone(), n_tokens: 3, reason: long.clone() },
+                RequestError::StalePlacement(long.clone()),
+                RequestError::ShuttingDown(long.clone()),
+                RequestError::Internal(long.clone()),
+            ];
+            for error in errors {
+                let response = to_status(&error).into_http::<()>();
+                let list = response.headers().iter().map(|(name, value)| name.as_str().len() + value.len() + 32);
+                let n_bytes = list.sum::<usize>();
+                assert!(n_bytes < 8 << 10, "{piece:?} {}: {n_bytes}", error.code());
+                let received = Status::from_header_map(response.headers()).unwrap();
+                let read = from_status(&received);
+                assert_eq!(read.code(), error.code());
+                assert!(received.message().ends_with(CUT) || received.message().len() <= TEXT_BYTES_MAX);
+                assert_eq!(from_status(&to_status(&read)), read);
+            }
+        }
+    }
+
+    #[test]
+    fn a_text_is_cut_between_characters_and_only_beyond_the_bound() {
+        let fits = "x".repeat(TEXT_BYTES_MAX);
+        assert_eq!(text(&fits), fits);
+        assert_eq!(text(&format!("{fits}y")), format!("{}{CUT}", "x".repeat(TEXT_BYTES_MAX - CUT.len())));
+        assert_eq!(text(&"🦀".repeat(257)), format!("{}{CUT}", "🦀".repeat(255)));
     }
 }
