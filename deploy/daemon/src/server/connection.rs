@@ -106,8 +106,8 @@ fn builder(config: &ServerConfig, tasks: &Tasks) -> Builder<TaskExecutor> {
 
 /// Errors of accept(2) that say nothing of the listener.
 fn is_of_one_connection(error: &io::Error) -> bool {
-    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, InvalidInput, NotConnected};
-    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | InvalidInput | NotConnected)
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, NotConnected};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | NotConnected)
 }
 
 /// Starts a connection's task, or closes it when there are too many.

@@ -10,6 +10,12 @@ use tokio::net::{TcpListener, TcpStream};
 /// Connections that the kernel holds until they are accepted.
 const BACKLOG: i32 = 4_096;
 
+/// TCP counts keepalive in whole seconds.
+const KEEPALIVE_MIN: Duration = Duration::from_secs(1);
+
+/// Longest keepalive time that Linux takes.
+const KEEPALIVE_MAX: Duration = Duration::from_secs(32_767);
+
 /// A bound port.
 #[derive(Debug)]
 pub struct Listener {
@@ -109,18 +115,25 @@ impl Listener {
         keepalive_timeout: Duration,
     ) -> io::Result<TcpStream> {
         let (stream, _) = self.inner.accept().await?;
-        stream.set_nodelay(true)?;
-        let socket = SockRef::from(&stream);
-        socket.set_tcp_keepalive(
-            &TcpKeepalive::new().with_time(keepalive_interval).with_interval(keepalive_interval).with_retries(3),
-        )?;
-        // Bytes that nobody acknowledges for this long end the connection.
-        #[cfg(target_os = "linux")]
-        socket.set_tcp_user_timeout(Some(keepalive_interval + keepalive_timeout))?;
-        #[cfg(not(target_os = "linux"))]
-        let _ = keepalive_timeout;
+        if let Err(error) = tune(&stream, keepalive_interval, keepalive_timeout) {
+            tracing::debug!(%error, "a socket keeps the system's options");
+        }
         Ok(stream)
     }
+}
+
+/// Sets a connection's options; intervals beyond what TCP takes (1 to 32767 s) become the nearest that it does.
+fn tune(stream: &TcpStream, keepalive_interval: Duration, keepalive_timeout: Duration) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let interval = keepalive_interval.clamp(KEEPALIVE_MIN, KEEPALIVE_MAX);
+    let socket = SockRef::from(stream);
+    socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(interval).with_interval(interval).with_retries(3))?;
+    // Bytes that nobody acknowledges for this long end the connection.
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(interval + keepalive_timeout.min(KEEPALIVE_MAX)))?;
+    #[cfg(not(target_os = "linux"))]
+    let _ = keepalive_timeout;
+    Ok(())
 }
 
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
@@ -181,5 +194,21 @@ mod tests {
         assert!(socket.keepalive().unwrap());
         #[cfg(target_os = "linux")]
         assert_eq!(socket.tcp_user_timeout().unwrap(), Some(Duration::from_secs(12)));
+    }
+
+    #[tokio::test]
+    async fn keepalive_beyond_what_tcp_takes_is_the_nearest_that_it_does() {
+        let listener = Listener::bind("127.0.0.1:0").unwrap();
+        for (asked, set) in [(0, 1), (999, 1), (32_768_000, 32_767), (u64::MAX, 32_767)] {
+            let asked = Duration::from_millis(asked);
+            let (accepted, client) =
+                tokio::join!(listener.accept(asked, asked), TcpStream::connect(listener.local_addr()));
+            let (accepted, _client) = (accepted.unwrap(), client.unwrap());
+            let socket = SockRef::from(&accepted);
+            assert!(accepted.nodelay().unwrap() && socket.keepalive().unwrap());
+            assert_eq!(socket.tcp_keepalive_time().unwrap(), Duration::from_secs(set));
+            #[cfg(target_os = "linux")]
+            assert!(socket.tcp_user_timeout().unwrap().is_some());
+        }
     }
 }
