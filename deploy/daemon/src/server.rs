@@ -1,6 +1,7 @@
 //! The one server of every role: gRPC and HTTP on one port, bounded, observed, drained at the end.
 
 mod admin;
+mod config;
 mod connection;
 mod listener;
 mod metrics;
@@ -9,53 +10,13 @@ mod stack;
 
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
 use tonic::service::Routes;
 
+pub use config::{OutOfRange, ServerConfig};
 pub use listener::{BindError, Listener};
 pub use readiness::Readiness;
 
 use crate::shutdown::Shutdown;
-
-/// The bounds of a server.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct ServerConfig {
-    /// Connections open at once; beyond it new ones are closed.
-    pub n_connections_max: usize,
-    /// Calls that run at once on one HTTP/2 connection; clients wait beyond it.
-    pub n_streams_per_connection_max: u32,
-    /// Calls and requests that run at once, streams included; beyond it they are refused with UNAVAILABLE or 503.
-    pub n_requests_max: usize,
-    /// Largest body of a plain HTTP request.
-    pub body_bytes_max: usize,
-    /// Longest wait for the head of a request, and for each further piece of a plain HTTP body.
-    pub read_timeout_ms: u64,
-    /// Time between HTTP/2 pings and TCP keepalive probes.
-    pub keepalive_interval_ms: u64,
-    /// A peer that is silent for this long after a ping is gone.
-    pub keepalive_timeout_ms: u64,
-    /// After the shutdown, time for which connections are still accepted while `/readyz` already says no.
-    pub drain_delay_ms: u64,
-    /// After that, longest time for running calls to end by themselves.
-    pub grace_ms: u64,
-}
-
-impl Default for ServerConfig {
-    fn default() -> Self {
-        Self {
-            n_connections_max: 8_192,
-            n_streams_per_connection_max: 4_096,
-            n_requests_max: 16_384,
-            body_bytes_max: 8 << 20,
-            read_timeout_ms: 15_000,
-            keepalive_interval_ms: 15_000,
-            keepalive_timeout_ms: 15_000,
-            drain_delay_ms: 0,
-            grace_ms: 30_000,
-        }
-    }
-}
 
 /// A server that was given its services but no listener yet.
 #[derive(Debug)]
@@ -75,6 +36,9 @@ pub enum ServeError {
     /// The descriptor set given to [`Server::reflection`] is broken.
     #[error("cannot serve reflection")]
     Reflection(#[from] tonic_reflection::server::Error),
+    /// A bound lets nothing through.
+    #[error("cannot serve within these bounds")]
+    Config(#[from] OutOfRange),
 }
 
 impl Server {
@@ -136,6 +100,7 @@ impl Server {
     /// # Errors
     /// When the server cannot be built; what happens to single connections is no error of the server.
     pub async fn serve(self, listener: Listener, shutdown: Shutdown) -> Result<(), ServeError> {
+        self.config.validate()?;
         let readiness = self.readiness.clone().unwrap_or_else(|| {
             let readiness = Readiness::new();
             readiness.set(true, "");
