@@ -1,6 +1,7 @@
 //! The one server of every role: gRPC and HTTP on one port, bounded, observed, drained at the end.
 
 mod admin;
+mod admission;
 mod config;
 mod connection;
 mod listener;

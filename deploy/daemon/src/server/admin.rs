@@ -4,6 +4,7 @@ use std::pin::Pin;
 
 use axum::Router;
 use axum::extract::State;
+use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use http::{StatusCode, header};
@@ -14,12 +15,21 @@ use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 use tonic_reflection::server::Builder;
 
+use super::admission::{Admission, admit_streams};
+use super::metrics::Metrics;
 use super::{Readiness, ServeError};
-use crate::telemetry::metrics;
+use crate::telemetry::metrics as exposition;
+
+/// Health watches and reflection streams open at once; they may last as long as the server.
+pub(super) const N_STREAMS_MAX: usize = 256;
+
+/// What an error tells of a name that the caller chose.
+const N_NAME_CHARS: usize = 256;
 
 /// Makes the operators' routes.
 pub(super) fn router(
     readiness: &Readiness,
+    metrics: &Metrics,
     service_names: &[&'static str],
     descriptors: Option<&'static [u8]>,
 ) -> Result<Router, ServeError> {
@@ -33,9 +43,10 @@ pub(super) fn router(
     let http = Router::new()
         .route("/livez", get(async || "ok\n"))
         .route("/readyz", get(readyz))
-        .route("/metrics", get(async || ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], metrics::render())))
+        .route("/metrics", get(async || ([(header::CONTENT_TYPE, exposition::CONTENT_TYPE)], exposition::render())))
         .with_state(readiness.clone());
-    Ok(grpc.into_axum_router().reset_fallback().merge(http))
+    let streams = Admission::new(N_STREAMS_MAX, metrics);
+    Ok(grpc.into_axum_router().reset_fallback().layer(from_fn_with_state(streams, admit_streams)).merge(http))
 }
 
 fn reflection(service_names: &[&'static str], descriptors: &'static [u8]) -> Builder<'static> {
@@ -86,6 +97,7 @@ impl Health for HealthOf {
     ) -> Result<tonic::Response<HealthCheckResponse>, tonic::Status> {
         let service = request.into_inner().service;
         if !self.knows(&service) {
+            let service = service.chars().take(N_NAME_CHARS).collect::<String>();
             return Err(tonic::Status::not_found(format!("no service {service:?} here")));
         }
         Ok(tonic::Response::new(answer_ready(self.readiness.is_ready())))

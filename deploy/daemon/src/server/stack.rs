@@ -1,19 +1,13 @@
 //! The layers around every handler: trace, panics, load shedding, body bounds, errors in the caller's protocol.
 
 use std::any::Any;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::{Body, Bytes};
-use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::extract::{DefaultBodyLimit, Request};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
-use hyper::body::{Frame, SizeHint};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::classify::ServerErrorsFailureClass;
 use tower_http::limit::RequestBodyLimitLayer;
@@ -21,8 +15,12 @@ use tower_http::timeout::RequestBodyTimeoutLayer;
 use tower_http::trace::TraceLayer;
 use tracing::Span;
 
-use super::metrics::{Counted, Metrics};
+use super::admission::{Admission, admit, refusal_status};
+use super::metrics::Metrics;
 use super::{Readiness, ServeError, Server, admin, ms};
+
+/// What an error tells of a path that the caller chose.
+const N_PATH_CHARS: usize = 256;
 
 /// Puts a server's services and layers together.
 ///
@@ -34,7 +32,7 @@ pub(super) fn build(server: Server, readiness: &Readiness, metrics: &Metrics) ->
         .layer(DefaultBodyLimit::disable())
         .layer(RequestBodyLimitLayer::new(config.body_bytes_max))
         .layer(RequestBodyTimeoutLayer::new(ms(config.read_timeout_ms)));
-    let admission = Admission { permits: Arc::new(Semaphore::new(config.n_requests_max)), metrics: metrics.clone() };
+    let admission = Admission::new(config.n_requests_max, metrics);
     let services = server
         .grpc
         .into_axum_router()
@@ -61,40 +59,23 @@ pub(super) fn build(server: Server, readiness: &Readiness, metrics: &Metrics) ->
             tracing::debug!(%class, ?latency, "failed");
         });
     Ok(services
-        .merge(admin::router(readiness, &server.service_names, server.descriptors)?)
+        .merge(admin::router(readiness, metrics, &server.service_names, server.descriptors)?)
         .layer(CatchPanicLayer::custom(on_panic))
         .layer(from_fn(speak_the_callers_protocol))
         .layer(trace))
 }
 
-#[derive(Clone)]
-struct Admission {
-    permits: Arc<Semaphore>,
-    metrics: Metrics,
-}
-
-/// Lets a bounded number of requests in, each until its response's last byte.
-async fn admit(State(admission): State<Admission>, request: Request, next: Next) -> Response {
-    let Ok(permit) = admission.permits.try_acquire_owned() else {
-        admission.metrics.refused_requests.inc();
-        let retry = [(header::RETRY_AFTER, "1")];
-        return (StatusCode::SERVICE_UNAVAILABLE, retry, "too many requests run at once; try again\n").into_response();
-    };
-    let counted = Counted::new(&admission.metrics.requests);
-    next.run(request).await.map(|body| Body::new(Held { body, _permit: permit, _counted: counted }))
-}
-
 /// Turns errors that have no gRPC status (no such method, overload, a panic) into one for gRPC callers.
 async fn speak_the_callers_protocol(request: Request, next: Next) -> Response {
     let is_grpc = is_grpc(request.headers());
-    let path = is_grpc.then(|| request.uri().path().to_owned());
+    let path = is_grpc.then(|| request.uri().path().chars().take(N_PATH_CHARS).collect::<String>());
     let response = next.run(request).await;
     let Some(path) = path.filter(|_| !is_grpc_response(&response)) else { return response };
     let status = match response.status() {
         StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED => {
             tonic::Status::unimplemented(format!("no method {path} here"))
         }
-        StatusCode::SERVICE_UNAVAILABLE => tonic::Status::unavailable("too many requests run at once; try again"),
+        StatusCode::SERVICE_UNAVAILABLE => refusal_status(),
         StatusCode::PAYLOAD_TOO_LARGE => tonic::Status::resource_exhausted("the request is too large"),
         _ => tonic::Status::internal("internal error"),
     };
@@ -112,31 +93,4 @@ fn is_grpc_response(response: &Response) -> bool {
 fn panic_message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&'static str>().copied()).unwrap_or("no message")
-}
-
-/// A response body that holds its request's place until it ends.
-struct Held {
-    body: Body,
-    _permit: OwnedSemaphorePermit,
-    _counted: Counted,
-}
-
-impl hyper::body::Body for Held {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
 }

@@ -218,7 +218,7 @@ async fn a_full_server_refuses_work_but_still_tells_that_it_lives() {
     let refused = running.get("/other").await;
     assert!(refused.starts_with("HTTP/1.1 503") && refused.contains("retry-after"), "{refused}");
     let grpc = running.ask("POST /a.B/C", "content-type: application/grpc\r\n", "").await;
-    assert!(grpc.contains("grpc-status: 14"), "{grpc}");
+    assert!(grpc.contains("grpc-status: 8") && grpc.contains("retry-after-ms: 1000"), "{grpc}");
     assert!(running.get("/livez").await.starts_with("HTTP/1.1 200"));
     drop(chunks);
     read_until(&mut stream, "0\r\n\r\n").await;
@@ -282,5 +282,60 @@ async fn connections_beyond_the_bound_are_closed() {
             break;
         }
     }
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn extreme_bounds_serve_and_empty_ones_are_refused() {
+    let config = ServerConfig {
+        n_connections_max: usize::MAX,
+        n_streams_per_connection_max: u32::MAX,
+        n_requests_max: usize::MAX,
+        read_timeout_ms: u64::MAX,
+        keepalive_interval_ms: u64::MAX,
+        keepalive_timeout_ms: u64::MAX,
+        ..ServerConfig::default()
+    };
+    let running = Running::start(Server::new("test", config));
+    assert!(running.get("/livez").await.starts_with("HTTP/1.1 200"));
+    health(running.channel(), "").await.unwrap();
+    running.stop().await;
+
+    let config = ServerConfig { keepalive_interval_ms: 20, ..ServerConfig::default() };
+    let running = Running::start(Server::new("test", config));
+    assert!(running.get("/livez").await.starts_with("HTTP/1.1 200"));
+    running.stop().await;
+
+    let config = ServerConfig { n_requests_max: 0, ..ServerConfig::default() };
+    let served = Running::start(Server::new("test", config)).served.await.unwrap();
+    assert!(matches!(served, Err(ServeError::Config(OutOfRange { key: "n_requests_max", value: 0 }))), "{served:?}");
+}
+
+#[tokio::test]
+async fn operators_streams_are_bounded_and_checks_still_pass() {
+    let running = Running::start(server());
+    let mut client = HealthClient::new(running.channel());
+    let mut watches = Vec::new();
+    for _ in 0..admin::N_STREAMS_MAX {
+        watches.push(client.watch(HealthCheckRequest::default()).await.unwrap());
+    }
+    let refused = client.watch(HealthCheckRequest::default()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert_eq!(refused.metadata().get("retry-after-ms").unwrap(), "1000");
+    health(running.channel(), "").await.unwrap();
+    drop(watches);
+    while client.watch(HealthCheckRequest::default()).await.is_err() {}
+    running.stop().await;
+}
+
+#[tokio::test]
+async fn errors_repeat_no_more_than_a_piece_of_a_hostile_name() {
+    let running = Running::start(server());
+    let error = health(running.channel(), &"\u{1}昇".repeat(4_000)).await.unwrap_err();
+    assert_eq!(error.code(), Code::NotFound);
+    assert!(error.message().len() < 4_096);
+    let path = format!("POST /a.B/{}", "x".repeat(8_000));
+    let answer = running.ask(&path, "content-type: application/grpc\r\n", "").await;
+    assert!(answer.contains("grpc-status: 12") && answer.len() < 1_024, "{answer}");
     running.stop().await;
 }
