@@ -6,6 +6,7 @@ mod config;
 mod connection;
 mod listener;
 mod metrics;
+mod opening;
 mod readiness;
 mod stack;
 

@@ -17,6 +17,7 @@ use tracing::Span;
 
 use super::admission::{Admission, admit, refusal_status};
 use super::metrics::Metrics;
+use super::opening::open;
 use super::{Readiness, ServeError, Server, admin, ms};
 
 /// What an error tells of a path that the caller chose.
@@ -60,6 +61,7 @@ pub(super) fn build(server: Server, readiness: &Readiness, metrics: &Metrics) ->
         });
     Ok(services
         .merge(admin::router(readiness, metrics, &server.service_names, server.descriptors)?)
+        .layer(from_fn_with_state(ms(config.read_timeout_ms), open))
         .layer(CatchPanicLayer::custom(on_panic))
         .layer(from_fn(speak_the_callers_protocol))
         .layer(trace))
@@ -76,6 +78,9 @@ async fn speak_the_callers_protocol(request: Request, next: Next) -> Response {
             tonic::Status::unimplemented(format!("no method {path} here"))
         }
         StatusCode::SERVICE_UNAVAILABLE => refusal_status(),
+        StatusCode::REQUEST_TIMEOUT => {
+            tonic::Status::deadline_exceeded("the call's first message did not come in time")
+        }
         StatusCode::PAYLOAD_TOO_LARGE => tonic::Status::resource_exhausted("the request is too large"),
         _ => tonic::Status::internal("internal error"),
     };

@@ -22,6 +22,8 @@ use crate::client::{ChannelOptions, channel};
 use crate::shutdown::Trigger;
 use crate::task::Tasks;
 
+mod dawdling;
+
 struct Running {
     address: SocketAddr,
     trigger: Trigger,
