@@ -1,6 +1,7 @@
 """Runs the official OpenAI client against a served model. Usage: openai_client.py BASE_URL MODEL"""
 
 import sys
+import time
 
 import openai
 
@@ -109,6 +110,34 @@ def extras():
     assert len(answer.choices[0].token_ids) == 6, answer
 
 
+def fragments():
+    """Tokens that are parts of characters: named by their bytes, and placed alike with and without streaming."""
+    request = {"model": model, "prompt": "\U0001f600\U0001f600\U0001f600\U0001f600", "max_tokens": 8, "temperature": 0, "logprobs": 3}
+    whole = client.completions.create(**request).choices[0].logprobs
+    for token, logprob, top in zip(whole.tokens, whole.token_logprobs, whole.top_logprobs):
+        assert len(top) == 3 and top[token] == logprob, (token, logprob, top)
+    parts = [p.choices[0].logprobs for p in client.completions.create(**request, stream=True) if p.choices]
+    assert [o for p in parts if p for o in p.text_offset] == whole.text_offset, whole.text_offset
+
+
+def late_stop():
+    answer = client.completions.create(
+        model=model, prompt="The capital of France is", max_tokens=20, temperature=0, stop=["Paris"], extra_body={"min_tokens": 10}
+    )
+    assert answer.usage.completion_tokens >= 10, answer
+
+
+def huge():
+    started = time.monotonic()
+    try:
+        client.completions.create(model=model, prompt="a" * 7_900_000, max_tokens=1)
+    except openai.BadRequestError as error:
+        assert error.code == "context_length_exceeded", error
+    else:
+        raise AssertionError("a prompt of 7.9 MB was accepted")
+    assert time.monotonic() - started < 5, "it is refused without being tokenized"
+
+
 models()
 stream(chat())
 several()
@@ -116,4 +145,7 @@ stop()
 logprobs()
 errors()
 extras()
+fragments()
+late_stop()
+huge()
 print("openai client: chat, stream, n, stop, logprobs, usage, errors and extras hold")

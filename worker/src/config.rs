@@ -140,6 +140,23 @@ impl std::fmt::Debug for Config {
 }
 
 impl Config {
+    /// Checks bounds that nothing below would refuse.
+    ///
+    /// # Errors
+    /// The first value out of range, with the range.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let within = |field, value: u64, least: u64, most: u64| match (least..=most).contains(&value) {
+            true => Ok(()),
+            false => Err(engine::ConfigError { field, value, want: format!("{least} to {most}") }),
+        };
+        within("threads", self.threads as u64, 0, 1_024)?;
+        within("kv_batches_max", self.kv_batches_max as u64, 1, 1 << 20)?;
+        within("kv_snapshot_blocks_max", self.kv_snapshot_blocks_max as u64, 1, 1 << 16)?;
+        within("reader_tokens_max", self.reader_tokens_max.into(), 1, 1 << 24)?;
+        within("watermark_percent", self.watermark_percent.into(), 0, 99)?;
+        Ok(())
+    }
+
     /// Reads the hash key.
     pub(crate) fn key(&self) -> Result<HashKey, Error> {
         let wrong = || Error::HashKey { length: self.hash_key.chars().count() };
@@ -189,6 +206,16 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn bounds_that_cannot_work_are_refused_by_name() {
+        assert!(Config::default().check().is_ok());
+        let error = |config: Config| config.check().unwrap_err().to_string();
+        assert!(error(Config { threads: 1_000_000, ..Config::default() }).contains("worker.threads is 1000000"));
+        assert!(error(Config { kv_batches_max: usize::MAX, ..Config::default() }).contains("kv_batches_max"));
+        assert!(error(Config { reader_tokens_max: 0, ..Config::default() }).contains("reader_tokens_max is 0"));
+        assert!(error(Config { watermark_percent: 500, ..Config::default() }).contains("watermark_percent"));
+    }
 
     #[test]
     fn keys_are_64_hexadecimal_digits_and_are_not_shown() {

@@ -24,6 +24,7 @@ pub(crate) struct Loaded {
 /// Opens and loads the configured model; takes seconds and blocks.
 pub(crate) fn load(config: &Config) -> Result<Loaded, Error> {
     let began = clock::now();
+    config.check()?;
     let key = config.key()?;
     let isa = if config.cpu.is_empty() { None } else { Some(config.cpu.parse::<Isa>()?) };
     let files = ModelFiles::open(&config.model)?;

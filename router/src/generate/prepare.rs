@@ -39,12 +39,15 @@ impl Service {
                 if messages.is_empty() {
                     return Err(RequestError::invalid("messages", "is empty; give at least one message"));
                 }
+                let context_length = self.cluster.context_length();
                 let encode = move |model: &ServedModel| {
-                    let text = model.text.render_chat(&messages, &chat)?;
-                    model.text.encode(&text, Some(false))
+                    let text =
+                        model.text.render_chat(&messages, &chat).map_err(|error| text_error("messages", &error))?;
+                    check_length(model, &text, context_length)?;
+                    model.text.encode(&text, Some(false)).map_err(|error| text_error("messages", &error))
                 };
                 // Templates are programs: even a short conversation may take a while.
-                let prompt = self.compute(true, encode).await?.map_err(|error| text_error("messages", &error))?;
+                let prompt = self.compute(true, encode).await??;
                 if prompt.is_empty() {
                     return Err(RequestError::invalid("messages", "they render to no token"));
                 }
@@ -68,7 +71,10 @@ impl Service {
             let tokens = match prompt {
                 Prompt::Tokens(tokens) => tokens,
                 Prompt::Text(text) if text.is_empty() => Vec::new(),
-                Prompt::Text(text) => self.encode("prompt", text, options.add_special).await?,
+                Prompt::Text(text) => {
+                    check_length(&self.model, &text, self.cluster.context_length())?;
+                    self.encode("prompt", text, options.add_special).await?
+                }
             };
             if tokens.is_empty() {
                 return Err(empty());
@@ -115,6 +121,13 @@ impl Service {
         requests.insert(0, first);
         Ok(Prepared { requests, blocks: Arc::new(blocks) })
     }
+}
+
+/// Refuses a text that cannot fit the context whatever its tokens are, before any time is spent on it.
+fn check_length(model: &ServedModel, text: &str, context_length: u32) -> Result<(), RequestError> {
+    let n_tokens = model.text.n_tokens_min(text) as u64;
+    let limit = u64::from(context_length.saturating_sub(1));
+    if n_tokens > limit { Err(RequestError::PromptTooLong { n_tokens, limit }) } else { Ok(()) }
 }
 
 fn empty() -> RequestError {

@@ -95,6 +95,7 @@ impl Service {
             stop: options.stop.clone(),
             skip_special: options.skip_special,
             include_stop: options.include_stop,
+            min_tokens: options.min_tokens,
             continues: question.operation == super::Operation::Completion,
         };
         let mut choices = Vec::new();

@@ -11,6 +11,9 @@ use super::error::TextError;
 use super::token_bytes::TokenBytes;
 use super::tokenizer::Tokenizer;
 
+/// A token is taken to stand for no fewer bytes than this when a text is bounded by its length alone.
+const LONGEST_TOKEN_BYTES_MIN: usize = 64;
+
 /// Texts from here on take longer to encode than an async task may block.
 const LONG_TEXT_BYTES: usize = 512;
 
@@ -32,6 +35,7 @@ pub struct TextSource {
 pub struct TextModel {
     tokenizer: Tokenizer,
     chat_template: Result<ChatTemplate, TextError>,
+    longest_token_bytes: usize,
 }
 
 impl TextModel {
@@ -62,7 +66,9 @@ impl TextModel {
             Some(template) => ChatTemplate::compile(&template, bos, eos),
             None => Err(TextError::MissingChatTemplate),
         };
-        Ok(Self { tokenizer, chat_template })
+        // Special tokens may be spelled longer than they read, and unknown text may take a whole word for a token.
+        let longest_token_bytes = tokenizer.bytes().longest().max(LONGEST_TOKEN_BYTES_MIN);
+        Ok(Self { tokenizer, chat_template, longest_token_bytes })
     }
 
     /// Tokens of `text`.
@@ -80,6 +86,12 @@ impl TextModel {
     /// Whether encoding `text` blocks for so long (over 500 µs) that it belongs on a thread of its own.
     pub fn is_long(text: &str) -> bool {
         text.len() >= LONG_TEXT_BYTES
+    }
+
+    /// Tokens that `text` has at the very least, known without encoding it: no token stands for more bytes than the
+    /// longest one.
+    pub fn n_tokens_min(&self, text: &str) -> usize {
+        text.len() / self.longest_token_bytes
     }
 
     /// Text of `tokens`; ids that no token has are passed over.

@@ -19,6 +19,8 @@ pub struct OutputOptions {
     pub skip_special: bool,
     /// Keeps the stop string that was found at the text's end.
     pub include_stop: bool,
+    /// Tokens before which no stop string is looked for, as in vLLM.
+    pub min_tokens: u32,
     /// The text goes on where a prompt ends, so a leading space of SentencePiece models stays.
     pub continues: bool,
 }
@@ -49,6 +51,7 @@ pub struct OutputText {
     scanner: StopScanner,
     stop: Vec<String>,
     skip_special: bool,
+    min_tokens: usize,
     n_tokens: usize,
     /// Text of the token at hand, kept for its memory.
     piece: String,
@@ -57,13 +60,14 @@ pub struct OutputText {
 impl OutputText {
     /// Begins a stream.
     pub fn new(model: Arc<TextModel>, options: OutputOptions) -> Self {
-        let OutputOptions { stop, skip_special, include_stop, continues } = options;
+        let OutputOptions { stop, skip_special, include_stop, min_tokens, continues } = options;
         Self {
             model,
             detokenizer: Detokenizer::new(continues),
             scanner: StopScanner::new(&stop, include_stop),
             stop,
             skip_special,
+            min_tokens: min_tokens as usize,
             n_tokens: 0,
             piece: String::new(),
         }
@@ -82,6 +86,10 @@ impl OutputText {
             }
             self.piece.clear();
             self.detokenizer.push(self.model.token_bytes(), token, &mut self.piece);
+            if self.n_tokens <= self.min_tokens {
+                delta.text.push_str(&self.piece);
+                continue;
+            }
             if let Some(index) = self.scanner.push(&self.piece, &mut delta.text) {
                 delta.stopped = Some(StopHit { stop: self.stop[index].clone(), n_tokens: self.n_tokens });
             }

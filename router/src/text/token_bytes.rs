@@ -104,6 +104,12 @@ impl TokenBytes {
         self.ends.len()
     }
 
+    /// Bytes of the longest token; at least 1.
+    pub(super) fn longest(&self) -> usize {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        self.ends.iter().zip(starts).map(|(end, start)| (end - start) as usize).max().unwrap_or(0).max(1)
+    }
+
     /// The token's bytes, or none when there is no such token.
     pub(super) fn bytes(&self, token: Token) -> Option<&[u8]> {
         let index = usize::try_from(token).ok()?;

@@ -7,6 +7,9 @@ use thiserror::Error;
 /// Most blocks a pool may have; each takes about 60 bytes of bookkeeping.
 pub const BLOCKS_MAX: u32 = 1 << 26;
 
+/// Largest step; buffers are made for it at start.
+pub const TOKEN_BUDGET_MAX: u32 = 1 << 17;
+
 /// What an engine is built from.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
@@ -69,6 +72,7 @@ impl EngineConfig {
         };
         at_most("n_blocks", self.n_blocks, BLOCKS_MAX)?;
         at_most("max_running", self.max_running, 1 << 16)?;
+        at_most("token_budget", self.token_budget, TOKEN_BUDGET_MAX)?;
         at_most("watermark_blocks", self.watermark_blocks, self.n_blocks - 1)
     }
 

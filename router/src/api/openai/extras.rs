@@ -8,7 +8,7 @@ use serde::de::{self, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use super::body::value;
 
 /// Change nothing of an answer.
-const HARMLESS: [&str; 12] = [
+const HARMLESS: [&str; 11] = [
     "user",
     "metadata",
     "store",
@@ -20,11 +20,11 @@ const HARMLESS: [&str; 12] = [
     "prediction",
     "verbosity",
     "request_id",
-    "truncate_prompt_tokens",
 ];
 
 /// Would change the answer; an empty or neutral value is as good as none.
-const UNSUPPORTED: [&str; 20] = [
+const UNSUPPORTED: [&str; 21] = [
+    "truncate_prompt_tokens",
     "tools",
     "tool_choice",
     "functions",

@@ -70,24 +70,28 @@ impl Format {
         self.object(true, vec![choice], None)
     }
 
-    /// A choice of a stream's part; `offset` is the length of the text before it, in characters.
-    pub(super) fn part(&self, delta: &Delta, offset: usize) -> Value {
+    /// A choice of a stream's part; `n_chars` counts the characters that its tokens have begun so far.
+    pub(super) fn part(&self, delta: &Delta, n_chars: &mut usize) -> Value {
         let body = if self.reply.form.is_chat { json!({"content": delta.text}) } else { delta.text.clone().into() };
         let key = if self.reply.form.is_chat { "delta" } else { "text" };
-        self.choice(delta, key, body, offset)
+        self.choice(delta, key, body, n_chars)
     }
 
     fn whole(&self, delta: &Delta) -> Value {
         if !self.reply.form.is_chat {
-            return self.choice(delta, "text", delta.text.clone().into(), 0);
+            return self.choice(delta, "text", delta.text.clone().into(), &mut 0);
         }
-        self.choice(delta, "message", json!({"role": "assistant", "content": delta.text, "refusal": null}), 0)
+        self.choice(delta, "message", json!({"role": "assistant", "content": delta.text, "refusal": null}), &mut 0)
     }
 
-    fn choice(&self, delta: &Delta, key: &str, body: Value, offset: usize) -> Value {
+    fn choice(&self, delta: &Delta, key: &str, body: Value, n_chars: &mut usize) -> Value {
         let Form { is_chat, logprobs, token_ids } = self.reply.form;
         let logprobs = logprobs.map(|Logprobs { n_top }| {
-            if is_chat { self.chat_logprobs(&delta.tokens, n_top) } else { self.logprobs(&delta.tokens, n_top, offset) }
+            if is_chat {
+                self.chat_logprobs(&delta.tokens, n_top)
+            } else {
+                self.logprobs(&delta.tokens, n_top, n_chars)
+            }
         });
         let mut choice = Map::new();
         choice.insert("index".to_owned(), delta.index.into());
@@ -119,25 +123,45 @@ impl Format {
         json!({"content": content, "refusal": null})
     }
 
-    fn logprobs(&self, tokens: &[SampledToken], n_top: usize, mut offset: usize) -> Value {
+    fn token_name(&self, token: u32) -> String {
+        let (text, bytes) = self.text.token_text(token);
+        if std::str::from_utf8(&bytes).is_ok() {
+            return text;
+        }
+        bytes.iter().fold("bytes:".to_owned(), |name, byte| format!("{name}\\x{byte:02x}"))
+    }
+
+    /// Log-probabilities of completions. Tokens that are not text by themselves are named by their bytes, so that two
+    /// parts of characters never share a name.
+    fn logprobs(&self, tokens: &[SampledToken], n_top: usize, n_chars: &mut usize) -> Value {
         let mut texts = Vec::with_capacity(tokens.len());
         let mut offsets = Vec::with_capacity(tokens.len());
         let mut tops = Vec::with_capacity(tokens.len());
         for sampled in tokens {
-            let (text, _) = self.text.token_text(sampled.token);
+            let bytes = self.text.token_text(sampled.token).1;
+            let text = self.token_name(sampled.token);
             let mut top = Map::new();
             for &(token, logprob) in sampled.top.iter().take(n_top) {
-                top.insert(self.text.token_text(token).0, finite(logprob).into());
+                // Likeliest first: of tokens that read alike the likeliest stays.
+                top.entry(self.token_name(token)).or_insert_with(|| finite(logprob).into());
             }
             top.entry(text.clone()).or_insert_with(|| finite(sampled.logprob).into());
-            offsets.push(offset);
-            offset += text.chars().count();
+            let continues = bytes.first().is_some_and(|byte| !begins_char(*byte));
+            offsets.push(n_chars.saturating_sub(usize::from(continues)));
+            if !self.text.is_special(sampled.token) {
+                *n_chars += bytes.iter().filter(|byte| begins_char(**byte)).count();
+            }
             texts.push(text);
             tops.push(Value::from(top));
         }
         let logprobs: Vec<f32> = tokens.iter().map(|sampled| finite(sampled.logprob)).collect();
         json!({"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets})
     }
+}
+
+/// Whether a byte of UTF-8 is the first of a character.
+fn begins_char(byte: u8) -> bool {
+    byte & 0xc0 != 0x80
 }
 
 /// Waits for a whole answer.

@@ -18,7 +18,7 @@ struct State {
     events: BoxStream<'static, Result<Event, RequestError>>,
     /// Written and not yet taken; a few at most, since events are read only when it is empty.
     written: VecDeque<Bytes>,
-    /// Characters of each choice so far.
+    /// Characters that each choice's tokens have begun so far.
     n_chars: Vec<usize>,
     is_over: bool,
 }
@@ -89,9 +89,7 @@ impl State {
             return;
         }
         let Some(n_chars) = self.n_chars.get_mut(delta.index as usize) else { return };
-        let offset = *n_chars;
-        *n_chars += delta.text.chars().count();
-        let part = self.format.part(delta, offset);
+        let part = self.format.part(delta, n_chars);
         let chunk = self.format.object(true, vec![part], None);
         self.write(&chunk);
     }
