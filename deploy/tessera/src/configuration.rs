@@ -14,8 +14,11 @@ const NAMES: [&str; 4] = ["scheduler", "router", "worker", "telemetry"];
 /// The flags.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct Flags {
-    /// TOML document with the tables [scheduler] [router] [worker] [membership] [telemetry]
-    #[arg(long, value_name = "FILE")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        help = "TOML document with the tables [scheduler] [router] [worker] [membership] [telemetry]"
+    )]
     config: Option<PathBuf>,
     /// Override one value, such as worker.threads=4 or router.policy=round_robin; may be given several times
     #[arg(long = "set", value_name = "PATH=VALUE")]

@@ -40,8 +40,11 @@ Ctrl-C lets running requests finish; a second one does not.";
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// A folder, a GGUF file, or hf:ORG/NAME[/FILE.gguf][@REVISION] [default: SmolLM2-135M-Instruct]
-    #[arg(long, value_name = "MODEL")]
+    #[arg(
+        long,
+        value_name = "MODEL",
+        help = "A folder, a GGUF file, or hf:ORG/NAME[/FILE.gguf][@REVISION] [default: SmolLM2-135M-Instruct]"
+    )]
     model: Option<String>,
     /// Workers to start; they share the processor's cores
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]

@@ -27,8 +27,7 @@ enum Command {
     List,
     /// Fetch a model into the cache
     Pull {
-        /// hf:ORG/NAME[/FILE.gguf][@REVISION], or the demo model's name
-        #[arg(default_value = DEMO_NAME)]
+        #[arg(default_value = DEMO_NAME, help = "hf:ORG/NAME[/FILE.gguf][@REVISION], or the demo model's name")]
         name: String,
     },
 }
