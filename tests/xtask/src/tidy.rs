@@ -13,7 +13,7 @@ const CODE_LINES_MAX: usize = 500;
 const EMPTY_NAMES: [&str; 4] = ["utils", "helpers", "common", "misc"];
 /// Folders whose files may hold `unsafe`.
 const UNSAFE_FOLDERS: [&str; 1] = ["kernels/"];
-/// The only places where generated types may be named: the wire crate, and what speaks it.
+/// Names of files that hold text, by their endings.
 const TEXT_ENDINGS: [&str; 9] = [".rs", ".md", ".toml", ".py", ".proto", ".sh", ".yml", ".yaml", ".json"];
 
 /// Checks everything and fails with all complaints.
