@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::cpu::access::Access;
+use crate::cpu::attend::Attend;
 use crate::cpu::packed::Packed;
 use crate::cpu::pool::{Body, Pool};
 use crate::cpu::table::Table;
@@ -17,12 +18,12 @@ use crate::tensor::{Buffer, DType, DeviceId, Shape, Tensor};
 use crate::weight::{RawWeight, Weight, WeightRole};
 
 pub(crate) mod access;
+pub(crate) mod attend;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod isa;
-#[cfg(target_arch = "x86_64")]
 mod lanes;
 pub(crate) mod packed;
 mod pool;
@@ -63,6 +64,7 @@ pub struct CpuOps {
 pub(crate) struct Machine {
     pool: Pool,
     pub(crate) table: &'static Table,
+    pub(crate) attend: Attend,
     /// Attention's memory, grown to the largest call and kept.
     pub(crate) scratch: Vec<f32>,
     /// Attention's (sequence, first query row) tiles, kept for their capacity.
@@ -94,7 +96,13 @@ impl CpuOps {
     pub fn new(options: &CpuOptions) -> Result<Self> {
         let table = Table::of(options.isa.unwrap_or_else(Isa::best))?;
         let pool = Pool::new(options.threads.max(1))?;
-        let machine = Mutex::new(Machine { pool, table, scratch: Vec::new(), tiles: Vec::new() });
+        let machine = Mutex::new(Machine {
+            pool,
+            table,
+            attend: attend::kernel(table.isa),
+            scratch: Vec::new(),
+            tiles: Vec::new(),
+        });
         Ok(Self { device: DeviceId::unique(), dtype: options.dtype, isa: table.isa, machine })
     }
 

@@ -5,12 +5,10 @@ use std::arch::x86_64::*;
 use crate::cpu::lanes::Lanes;
 use crate::cpu::table::{Accumulators, MatmulTile, Table};
 use crate::cpu::{Isa, simd};
-use crate::op::attention::{Scratch, Unit};
 use crate::ops::Activation;
 
 /// The table of this instruction set; its functions run only where [`Isa::Avx512`] is available.
-pub(crate) static TABLE: Table =
-    Table { isa: Isa::Avx512, matmul_bf16, matmul_f32, attend, sum_squares, gated_activation };
+pub(crate) static TABLE: Table = Table { isa: Isa::Avx512, matmul_bf16, matmul_f32, sum_squares, gated_activation };
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
 unsafe fn matmul_bf16(tile: &MatmulTile<'_, u16>, out: &mut Accumulators) {
@@ -22,12 +20,6 @@ unsafe fn matmul_bf16(tile: &MatmulTile<'_, u16>, out: &mut Accumulators) {
 unsafe fn matmul_f32(tile: &MatmulTile<'_, f32>, out: &mut Accumulators) {
     // SAFETY: the features are enabled here.
     unsafe { simd::matmul_tile::<__m512, f32>(tile, out) }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn attend(unit: &Unit<'_>, scratch: &mut Scratch<'_>) {
-    // SAFETY: the features are enabled here.
-    unsafe { simd::attend::<__m512>(unit, scratch) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]

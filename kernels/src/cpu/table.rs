@@ -2,7 +2,6 @@
 
 use crate::cpu::{Isa, scalar};
 use crate::error::Result;
-use crate::op::attention::{Scratch, Unit};
 use crate::ops::Activation;
 
 /// Output columns of a weight panel: two AVX-512 registers.
@@ -38,7 +37,6 @@ pub(crate) struct Table {
     pub(crate) isa: Isa,
     pub(crate) matmul_bf16: unsafe fn(&MatmulTile<'_, u16>, &mut Accumulators),
     pub(crate) matmul_f32: unsafe fn(&MatmulTile<'_, f32>, &mut Accumulators),
-    pub(crate) attend: unsafe fn(&Unit<'_>, &mut Scratch<'_>),
     pub(crate) sum_squares: unsafe fn(&[f32]) -> f32,
     pub(crate) gated_activation: unsafe fn(Activation, &[f32], &[f32], &mut [f32]),
 }

@@ -212,7 +212,7 @@ pub(crate) fn run(machine: &mut Machine, access: &Access, step: &StepInputs, arg
     let others = [args.query, &args.cache.keys, &args.cache.values];
     // SAFETY: the other tensors of this call are named.
     let out = unsafe { access.write::<f32>("out", args.out, DType::F32, &others)? };
-    let (host, table) = (step.host(), machine.table);
+    let (host, attend) = (step.host(), machine.attend);
     let partition = Partition::new(&dims, host.token_ids.len(), machine.threads());
     let head_groups = dims.heads / partition.heads;
     let (scratch_len, mut tiles, mut work) = (dims.scratch_len(), 0, 0);
@@ -251,8 +251,8 @@ pub(crate) fn run(machine: &mut Machine, access: &Access, step: &StepInputs, arg
         };
         // SAFETY: each thread has its own part.
         let mut scratch = Scratch::new(unsafe { shared.part(thread * scratch_len, scratch_len) }, &dims);
-        // SAFETY: the table was chosen by `Table::of`, which checks that this CPU has its instruction set.
-        unsafe { (table.attend)(&unit, &mut scratch) };
+        // SAFETY: the kernel is that of an instruction set that `Table::of` checked.
+        unsafe { attend(&unit, &mut scratch) };
         for (row, result) in scratch.acc.chunks_exact(dims.value_stride()).take(unit.n_rows()).enumerate() {
             let (token, head) = (first_row + row / partition.heads, head + row % partition.heads);
             // SAFETY: no other unit has this query and head.
