@@ -80,6 +80,7 @@ fn from_gguf(metadata: Metadata<'_>) -> Result<ModelConfig, OpenError> {
     }
     let theta = metadata.number_opt("rope.freq_base_swa")?.unwrap_or(THETA_SLIDING);
     config.rope_sliding = RopeConfig::plain(theta, config.rope_full.rotary_dim);
+    config.attention_soft_cap = metadata.number_opt("attn_logit_softcapping")?.map(|cap| cap as f32);
     config.logits_soft_cap = metadata.number_opt("final_logit_softcapping")?.map(|cap| cap as f32);
     config.layers = pattern(config.layers.len(), PATTERN);
     Ok(config)

@@ -70,7 +70,8 @@ fn gguf_name(name: &str, config: &ModelConfig) -> String {
     }
 }
 
-fn metadata(writer: &mut GgufWriter, config: &ModelConfig) {
+/// Everything but the tensors; the tokenizer is a list of words.
+pub fn metadata(writer: &mut GgufWriter, config: &ModelConfig) {
     let architecture = config.architecture;
     let key = |name: &str| format!("{architecture}.{name}");
     writer.meta("general.architecture", Meta::Text(architecture.into()));

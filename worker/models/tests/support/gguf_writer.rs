@@ -1,5 +1,8 @@
 //! Writes small GGUF files, right or wrong on purpose.
 
+use kernels::WeightFormat;
+use models::files::tensors::format_of_gguf;
+
 /// A metadata value.
 #[derive(Clone)]
 pub enum Meta {
@@ -46,6 +49,13 @@ impl GgufWriter {
         assert_eq!(shape.iter().product::<usize>(), values.len(), "{name}");
         let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         self.tensors.push((name.to_owned(), shape.iter().map(|&dim| dim as u64).collect(), 0, bytes));
+        self
+    }
+
+    /// Adds a matrix whose bytes are in `format`.
+    pub fn matrix(&mut self, name: &str, shape: [usize; 2], format: WeightFormat, bytes: Vec<u8>) -> &mut Self {
+        let code = (0..64).find(|&code| format_of_gguf(code) == Ok(format)).expect("GGUF has every format");
+        self.tensors.push((name.to_owned(), shape.map(|dim| dim as u64).to_vec(), code, bytes));
         self
     }
 

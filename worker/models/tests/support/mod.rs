@@ -1,11 +1,18 @@
 //! Fixtures, GGUF files made of them, and a runner that feeds a model through the paged cache.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub mod company;
 pub mod convert;
+pub mod defect;
+pub mod device;
 pub mod gguf_writer;
+pub mod mode;
+pub mod quantise;
+pub mod random_model;
 pub mod runner;
 
 use std::fs;
+use std::hash::{BuildHasher as _, RandomState};
 use std::path::{Path, PathBuf};
 
 use models::ModelFiles;
@@ -54,6 +61,16 @@ pub fn seed(default: u64) -> u64 {
     seed
 }
 
+/// A seed from SEED, else another one in each run; printed.
+pub fn rotating_seed() -> u64 {
+    seed(RandomState::new().hash_one(0))
+}
+
+/// Whether the full size of counted tests is asked for.
+pub fn is_full() -> bool {
+    std::env::var_os("TESSERA_FULL").is_some()
+}
+
 /// Small random numbers (splitmix64).
 pub struct Random(pub u64);
 
@@ -70,6 +87,13 @@ impl Random {
     /// A number below `bound`.
     pub fn below(&mut self, bound: usize) -> usize {
         (self.next() % bound.max(1) as u64) as usize
+    }
+
+    /// Puts values into random order.
+    pub fn shuffle<T>(&mut self, values: &mut [T]) {
+        for index in (1..values.len()).rev() {
+            values.swap(index, self.below(index + 1));
+        }
     }
 }
 
