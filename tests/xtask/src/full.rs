@@ -5,7 +5,7 @@ use anyhow::{Result, bail};
 use crate::{run, setup, test};
 
 /// Name, what it shows, and the `cargo test` arguments that run it.
-const FULL: [(&str, &str, &[&str]); 4] = [
+const FULL: [(&str, &str, &[&str]); 5] = [
     ("engine", "random operation sequences against the naive model of the engine", &["-p", "engine"]),
     (
         "cluster",
@@ -13,6 +13,11 @@ const FULL: [(&str, &str, &[&str]); 4] = [
         &["-p", "tests", "--test", "cluster"],
     ),
     ("disconnects", "2,000 random client disconnects leave nothing behind", &["-p", "tests", "--test", "disconnects"]),
+    (
+        "invariance",
+        "thousands of random batches, chunks, prefix hits and thread counts against each sequence alone, to the bit",
+        &["-p", "models", "--test", "invariance"],
+    ),
     ("files", "random damage to model files is refused, never a panic", &["-p", "models"]),
 ];
 

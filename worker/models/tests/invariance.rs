@@ -5,10 +5,9 @@
 
 mod support;
 
-use std::process::Command;
 use std::sync::Arc;
 
-use kernels::{CpuOps, CpuOptions, Error, Isa, Ops, WeightFormat};
+use kernels::{Ops, WeightFormat};
 use models::ModelFiles;
 use support::company::{Case, Counts, check, check_random_model, plain_cpu};
 use support::defect::{Defect, Defective};

@@ -1,15 +1,14 @@
 //! Feeds sequences through a model over the paged cache, with their blocks in random order.
 
 use std::ops::Range;
-use std::sync::Arc;
 
-use contract::kv::{BlockOrder, KvDtype};
-use kernels::cpu::{ComputeDtype, CpuOps, CpuOptions};
-use kernels::step::SequenceInputs;
-use kernels::{Ops, StepInputs, StepLimits, StreamId, tensor::as_bytes_mut};
-use models::{KvCache, LoadOptions, Model, ModelFiles, load};
+use contract::kv::KvDtype;
+use kernels::ComputeDtype;
+use models::ModelFiles;
 
 use super::Random;
+use super::device::{Device, Part, Sizes};
+use super::mode::cpu;
 
 const BLOCK_SIZE: usize = 16;
 
@@ -18,10 +17,7 @@ const SEQUENCES: usize = 3;
 
 /// A loaded model and a few sequences; methods that name none work on the first.
 pub struct Runner {
-    ops: Arc<CpuOps>,
-    model: Box<dyn Model>,
-    kv: KvCache,
-    step: StepInputs,
+    device: Device,
     sequences: [Sequence; SEQUENCES],
 }
 
@@ -39,32 +35,23 @@ impl Runner {
             true => (ComputeDtype::F32, KvDtype::F32),
             false => (ComputeDtype::Bf16, KvDtype::Bf16),
         };
-        let ops = Arc::new(CpuOps::new(&CpuOptions { dtype, threads: 2, isa: None }).expect("a CPU"));
+        Self::with(files, dtype, kv_dtype, tokens_max, seed)
+    }
+
+    /// The same with formats of weights and cache.
+    pub fn with(files: &ModelFiles, dtype: ComputeDtype, kv_dtype: KvDtype, tokens_max: usize, seed: u64) -> Self {
         let n_blocks = SEQUENCES * (tokens_max.div_ceil(BLOCK_SIZE) + 1);
-        let limits = StepLimits {
-            tokens: tokens_max,
-            sequences: SEQUENCES,
-            block_entries: n_blocks,
-            logits_rows: tokens_max,
-            block_size: BLOCK_SIZE,
-        };
-        let device: Arc<dyn Ops> = Arc::clone(&ops) as Arc<dyn Ops>;
-        let options = LoadOptions { limits, positions_max: Some(tokens_max) };
-        let model = load(files, device, options).expect("the model loads");
-        let layout = model.kv_spec().layout(BlockOrder::HeadsFirst, BLOCK_SIZE as u32, kv_dtype);
-        let kv = KvCache::allocate(ops.as_ref(), layout, n_blocks).expect("a small cache");
-        let step = StepInputs::new(ops.as_ref(), limits).expect("small buffers");
+        let sizes =
+            Sizes { tokens: tokens_max, sequences: SEQUENCES, positions: tokens_max, n_blocks, block_size: BLOCK_SIZE };
+        let device = Device::new(files, cpu(dtype, 2, None), kv_dtype, sizes);
         let mut blocks: Vec<u32> = (0..n_blocks as u32).collect();
-        let mut random = Random(seed);
-        for index in (1..blocks.len()).rev() {
-            blocks.swap(index, random.below(index + 1));
-        }
+        Random(seed).shuffle(&mut blocks);
         let mut chunks = blocks.chunks(n_blocks / SEQUENCES);
         let sequences = std::array::from_fn(|_| {
             let blocks = chunks.next().expect("as many chunks as sequences").to_vec();
             Sequence { blocks, position: 0 }
         });
-        Self { ops, model, kv, step, sequences }
+        Self { device, sequences }
     }
 
     /// Forgets all sequences; their blocks are handed out from the other end.
@@ -82,27 +69,16 @@ impl Runner {
 
     /// Runs the next tokens of several sequences in one step; returns logits of the rows asked for.
     pub fn run_together(&mut self, parts: &[(usize, &[u32], Range<usize>)]) -> Vec<Vec<f32>> {
-        self.step.clear();
-        for (index, tokens, rows) in parts {
-            let Sequence { blocks, position } = &mut self.sequences[*index];
-            let needed = (*position + tokens.len()).div_ceil(BLOCK_SIZE);
-            let sequence = SequenceInputs {
-                tokens,
-                position: *position as u32,
-                block_table: &blocks[..needed],
-                logits_rows: (rows.start as u32, rows.end as u32),
-            };
-            self.step.push(&sequence).expect("within the limits");
-            *position += tokens.len();
-        }
-        self.step.upload(self.ops.as_ref(), StreamId::MAIN).expect("upload");
-        let logits = self.model.forward(&self.step, &self.kv).expect("forward");
-        let n_rows = parts.iter().map(|part| part.2.len()).sum();
-        let vocab = self.model.config().vocab_size;
-        assert_eq!(logits.dims(), [n_rows, vocab]);
-        let mut values = vec![0.0f32; n_rows * vocab];
-        self.ops.read_back(StreamId::MAIN, &logits, as_bytes_mut(&mut values)).expect("read back");
-        values.chunks_exact(vocab).map(<[f32]>::to_vec).collect()
+        let in_step: Vec<Part<'_>> = parts
+            .iter()
+            .map(|(index, tokens, rows)| {
+                let Sequence { blocks, position } = &self.sequences[*index];
+                Part { tokens, position: *position, blocks, rows: rows.clone() }
+            })
+            .collect();
+        let logits = self.device.run(&in_step);
+        parts.iter().for_each(|(index, tokens, _)| self.sequences[*index].position += tokens.len());
+        logits
     }
 
     /// Runs tokens in chunks; returns logits of the last.
