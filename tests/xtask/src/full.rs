@@ -5,7 +5,7 @@ use anyhow::{Result, bail};
 use crate::{run, setup, test};
 
 /// Name, what it shows, and the `cargo test` arguments that run it.
-const FULL: [(&str, &str, &[&str]); 5] = [
+const FULL: [(&str, &str, &[&str]); 6] = [
     ("engine", "random operation sequences against the naive model of the engine", &["-p", "engine"]),
     (
         "cluster",
@@ -17,6 +17,11 @@ const FULL: [(&str, &str, &[&str]); 5] = [
         "invariance",
         "thousands of random batches, chunks, prefix hits and thread counts against each sequence alone, to the bit",
         &["-p", "models", "--test", "invariance"],
+    ),
+    (
+        "accuracy",
+        "SmolLM2 in every format, computed in every way, against f32; writes accuracy.md",
+        &["-p", "models", "--test", "accuracy"],
     ),
     ("files", "random damage to model files is refused, never a panic", &["-p", "models"]),
 ];

@@ -50,11 +50,18 @@ fn tokens_do_not_depend_on_their_company() {
 #[test]
 fn planted_defects_are_found() {
     let mut random = Random(rotating_seed());
-    for defect in [Defect::RowsAbove(8), Defect::RowsAbove(40), Defect::Threads(3), Defect::LaterChunks] {
+    let defects = [
+        Defect::RowsAbove(8),
+        Defect::RowsAbove(40),
+        Defect::Threads(3),
+        Defect::LaterChunks,
+        Defect::LastBitInCompany,
+    ];
+    for defect in defects {
         let plant = |case: &Case, threads| -> Arc<dyn Ops> {
             Arc::new(Defective::new(plain_cpu(case, threads), threads, defect))
         };
-        let mode = Mode { stored: WeightFormat::F32, ..modes()[0] };
+        let mode = Mode { stored: WeightFormat::Bf16, ..modes()[0] };
         let found = (0..20).find_map(|_| {
             let case = Case { mode, isa: None, length: Length::Short, n_scenarios: 4, seed: random.next() };
             check_random_model(&case, &plant).err()

@@ -5,10 +5,12 @@ pub mod company;
 pub mod convert;
 pub mod defect;
 pub mod device;
+pub mod english;
 pub mod gguf_writer;
 pub mod mode;
 pub mod quantise;
 pub mod random_model;
+pub mod requantise;
 pub mod runner;
 
 use std::fs;
