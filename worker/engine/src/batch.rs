@@ -47,9 +47,23 @@ impl Engine {
             return None;
         }
         self.counters.steps += 1;
-        self.in_flight.push_back(draft.record);
-        let padded_tokens = (self.config.token_budget as usize - draft.budget) as u32;
-        Some(ForwardPlan { step, padded_tokens, sequences: draft.sequences })
+        Some(self.seal(draft))
+    }
+
+    /// Adds waiting requests to the plan made last, as far as its budget goes; no executor may have begun it.
+    ///
+    /// So a request that comes while one step runs is in the next, though that was planned before.
+    ///
+    /// # Panics
+    /// When `plan` is not the plan made last or has been applied.
+    pub fn extend(&mut self, plan: ForwardPlan) -> ForwardPlan {
+        let record = self.in_flight.pop_back().filter(|record| record.step == plan.step);
+        let record = record.expect("only the plan made last is extended, before it is applied");
+        let budget = self.config.token_budget - plan.padded_tokens;
+        let ForwardPlan { step, sequences, .. } = plan;
+        let mut draft = Draft { step, budget: budget as usize, sequences, record };
+        self.admit(&mut draft);
+        self.seal(draft)
     }
 
     /// Takes a plan back after its step, to reuse its buffers; optional.
@@ -64,6 +78,13 @@ impl Engine {
             }
         }
         self.spare.plans.push(plan.sequences);
+    }
+
+    /// Makes a plan in flight of a draft.
+    fn seal(&mut self, draft: Draft) -> ForwardPlan {
+        self.in_flight.push_back(draft.record);
+        let padded_tokens = (self.config.token_budget as usize - draft.budget) as u32;
+        ForwardPlan { step: draft.step, padded_tokens, sequences: draft.sequences }
     }
 
     fn plan_running(&mut self, draft: &mut Draft, phase: Phase) {
@@ -184,10 +205,9 @@ impl Engine {
     /// Cached blocks at the start of a waiting request, if there is room for all the rest of its known tokens.
     fn fits(&mut self, idx: SequenceIdx) -> Option<usize> {
         let block_size = self.block_size();
+        let n_tokens = self.sequences[idx].tokens.len();
+        let n_hashed = self.n_hashed(n_tokens);
         let sequence = &mut self.sequences[idx];
-        let n_tokens = sequence.tokens.len();
-        // At least the last token is computed, for its logits.
-        let n_hashed = (n_tokens - 1) / block_size;
         let (n_matched, n_unused) = self.pool.n_matched(sequence.hashes(&self.config.hash_key, block_size, n_hashed));
         let needed = n_tokens.div_ceil(block_size) - n_matched + n_unused;
         let reserved =

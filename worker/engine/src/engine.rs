@@ -85,6 +85,8 @@ impl Engine {
         let mut sequence = Sequence::new(request, key, self.config.length_max() as usize, self.config.model);
         sequence.deadline = deadline;
         let (id, rank, n_tokens) = (sequence.id, sequence.rank, sequence.tokens.len());
+        // Long prompts take their time here, not when a plan is being made that an executor waits for.
+        sequence.hashes(&self.config.hash_key, self.config.block_size as usize, self.n_hashed(n_tokens));
         let idx = self.sequences.insert(sequence);
         self.by_id.insert(id, idx);
         self.waiting.push(rank, idx, n_tokens);
@@ -117,7 +119,9 @@ impl Engine {
         self.deadlines.first().map(|&(deadline, ..)| deadline)
     }
 
-    /// Ends all requests with `error` and forgets the plans in flight, which no executor may still run.
+    /// Ends all requests with `error` and forgets the plans in flight.
+    ///
+    /// An executor may still run one when no plan is made afterwards: its blocks are given to nobody then.
     pub fn fail_all(&mut self, error: &RequestError, outputs: &mut Vec<Output>) {
         for record in self.in_flight.drain(..) {
             for planned in record.sequences {
@@ -220,6 +224,11 @@ impl Engine {
     /// The bounds it was built with.
     pub fn config(&self) -> &EngineConfig {
         &self.config
+    }
+
+    /// Blocks of so many tokens that the cache may be asked for: at least the last token is computed, for its logits.
+    pub(crate) fn n_hashed(&self, n_tokens: usize) -> usize {
+        (n_tokens - 1) / self.block_size()
     }
 
     pub(crate) fn block_size(&self) -> usize {

@@ -93,6 +93,24 @@ fn decodes_a_token_that_is_still_being_sampled() {
 }
 
 #[test]
+fn a_plan_that_waits_takes_newcomers_up_to_its_budget() {
+    let mut engine = engine(EngineConfig { token_budget: 8, ..config() }, [request(1, 3, 9)]);
+    let prefill = engine.plan().unwrap();
+    let decode = engine.plan().unwrap();
+    engine.submit(request(2, 20, 9), Duration::ZERO).unwrap();
+    engine.submit(request(3, 3, 9), Duration::ZERO).unwrap();
+    assert_eq!(engine.plan(), None, "two plans are in flight");
+    let extended = engine.extend(decode.clone());
+    engine.check_invariants();
+    assert_eq!((extended.step, extended.padded_tokens, engine.n_waiting()), (decode.step, 8, 1));
+    assert_eq!(extended.sequences[0], decode.sequences[0]);
+    assert_eq!(extended.sequences[1].query.len(), 7, "the rest of the budget");
+    assert_eq!(engine.extend(extended.clone()), extended, "nothing more fits");
+    apply(&mut engine, &prefill, 1);
+    assert_eq!(apply(&mut engine, &extended, 2).len(), 1, "the newcomer's prompt is incomplete");
+}
+
+#[test]
 fn a_late_stop_discards_the_next_token_and_returns_blocks_after_it() {
     let mut request = request(1, 4, 9);
     request.stop.token_ids = vec![3];

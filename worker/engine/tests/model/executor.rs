@@ -87,6 +87,11 @@ impl Executor {
         self.queue.len()
     }
 
+    /// Gives the plan received last back, not run; `receive` takes it again, with more in it.
+    pub fn give_back(&mut self) -> Option<ForwardPlan> {
+        self.queue.pop_back().map(|received| received.plan)
+    }
+
     /// Forgets plans not run.
     pub fn forget_plans(&mut self) {
         self.queue.clear();

@@ -7,6 +7,7 @@ use contract::error::RequestError;
 use contract::hash::BlockHash;
 use contract::ids::{RequestId, Token};
 use contract::kv::{KvDigest, KvEvent};
+use contract::plan::ForwardPlan;
 use contract::stream::FinishReason;
 use engine::{Engine, EngineConfig, Output, OutputEvent};
 
@@ -90,19 +91,35 @@ impl World {
         if self.executor.n_queued() == 0 && !self.live.is_empty() {
             assert!(plan.is_some(), "requests are live and nothing is in flight, but nothing is planned");
         }
-        let config = self.engine.config();
         let is_planned = plan.is_some();
         if let Some(plan) = plan {
-            assert!(plan.n_tokens() <= config.token_budget as usize);
-            assert_eq!(plan.n_tokens(), plan.padded_tokens as usize);
-            assert!(plan.sequences.iter().all(|s| (s.slot.0) < config.max_running && !s.query.is_empty()));
-            if let Some(chunk) = config.max_prefill_chunk {
-                assert!(plan.sequences.iter().all(|s| s.query.len() <= chunk as usize));
-            }
-            self.executor.receive(plan);
+            self.receive(plan);
         }
         self.check();
         is_planned
+    }
+
+    /// Adds newcomers to the plan made last, if it has not run.
+    pub fn extend(&mut self) -> bool {
+        let Some(plan) = self.executor.give_back() else { return false };
+        let (step, earlier) = (plan.step, plan.sequences.clone());
+        let plan = self.engine.extend(plan);
+        assert_eq!((plan.step, &plan.sequences[..earlier.len()]), (step, &earlier[..]));
+        assert!(plan.sequences[earlier.len()..].iter().all(|sequence| sequence.start.is_some()));
+        self.receive(plan);
+        self.check();
+        true
+    }
+
+    fn receive(&mut self, plan: ForwardPlan) {
+        let config = self.engine.config();
+        assert!(plan.n_tokens() <= config.token_budget as usize);
+        assert_eq!(plan.n_tokens(), plan.padded_tokens as usize);
+        assert!(plan.sequences.iter().all(|s| (s.slot.0) < config.max_running && !s.query.is_empty()));
+        if let Some(chunk) = config.max_prefill_chunk {
+            assert!(plan.sequences.iter().all(|s| s.query.len() <= chunk as usize));
+        }
+        self.executor.receive(plan);
     }
 
     /// Runs and applies the oldest step; false when none is in flight.
