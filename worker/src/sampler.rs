@@ -30,6 +30,15 @@ const NUCLEUS_FIRST: usize = 64;
 /// Weights summed together when a token is looked for by its cumulative weight.
 const CHUNK: usize = 64;
 
+/// How many of the likeliest tokens may be drawn.
+#[derive(Clone, Copy)]
+struct Filter {
+    top_k: usize,
+    top_p: f32,
+    /// Whether `top_k` leaves any token out.
+    limited: bool,
+}
+
 /// Buffers of sampling, kept from token to token.
 #[derive(Debug, Default)]
 pub struct Sampler {
@@ -91,33 +100,45 @@ impl Sampler {
             return best;
         }
         let scale = params.temperature.recip();
-        self.weights.clear();
-        self.weights.extend(logits.iter().map(|&logit| exp::exp((logit - max) * scale)));
-        if params.min_p > 0.0 {
-            for weight in &mut self.weights {
-                *weight = if *weight < params.min_p { 0.0 } else { *weight };
-            }
-        }
+        let weight = |logit: f32| {
+            let weight = exp::exp((logit - max) * scale);
+            if weight < params.min_p { 0.0 } else { weight }
+        };
         let uniform = philox::uniform(params.seed, position);
         let top_k = match params.top_k as usize {
             0 => logits.len(),
             k => k.min(logits.len()),
         };
-        if top_k == logits.len() && params.top_p >= 1.0 {
-            return draw_from_all(&self.weights, uniform).unwrap_or(best);
+        let limited = top_k < logits.len();
+        if !limited {
+            self.weights.clear();
+            self.weights.extend(logits.iter().map(|&logit| weight(logit)));
+            if params.top_p >= 1.0 {
+                return draw_from_all(&self.weights, uniform).unwrap_or(best);
+            }
         }
-        self.draw_from_top(logits, top_k, params.top_p, uniform).unwrap_or(best)
+        let filter = Filter { top_k, top_p: params.top_p, limited };
+        self.draw_from_top(logits, filter, uniform, weight).unwrap_or(best)
     }
 
     /// Draws from the `top_k` likeliest tokens, of these from as many as it takes to reach `top_p` of their weight.
-    fn draw_from_top(&mut self, logits: &[f32], top_k: usize, top_p: f32, uniform: f64) -> Option<Token> {
-        let limited = top_k < logits.len();
+    ///
+    /// `self.weights` holds all weights when `top_k` does not limit.
+    fn draw_from_top(
+        &mut self,
+        logits: &[f32],
+        filter: Filter,
+        uniform: f64,
+        weight: impl Fn(f32) -> f32,
+    ) -> Option<Token> {
+        let Filter { top_k, top_p, limited } = filter;
+        let weight = |candidate: &Candidate| f64::from(weight(candidate.logit));
+        let total = if limited { None } else { Some(chunk_sums(&self.weights).sum::<f64>()) };
         let mut n = if limited { top_k } else { NUCLEUS_FIRST.min(logits.len()) };
         loop {
             let kept = self.top.select(logits, n);
-            let weight = |candidate: &Candidate| f64::from(self.weights[candidate.token as usize]);
             let mass: f64 = kept.iter().map(weight).sum();
-            let total = if limited { mass } else { chunk_sums(&self.weights).sum() };
+            let total = total.unwrap_or(mass);
             let goal = if top_p >= 1.0 { total } else { total * f64::from(top_p) };
             if mass < goal && n < top_k {
                 n = n.saturating_mul(8).min(top_k);
@@ -161,18 +182,37 @@ impl Sampler {
 }
 
 /// The largest logit's index, the lowest on ties; what is not a number is never chosen before a number.
+///
+/// One pass: only a block whose largest logit is the largest so far is searched for its place.
 #[must_use]
 pub fn argmax(logits: &[f32]) -> Token {
-    const LANES: usize = 16;
-    let mut best = [f32::NEG_INFINITY; LANES];
-    let (blocks, rest) = logits.as_chunks::<LANES>();
-    for block in blocks {
-        for (best, &logit) in best.iter_mut().zip(block) {
-            *best = if logit > *best { logit } else { *best };
+    const BLOCK: usize = 512;
+    let mut max = f32::NEG_INFINITY;
+    let mut at = 0;
+    for (index, block) in logits.chunks(BLOCK).enumerate() {
+        let largest = largest(block);
+        if largest > max {
+            (max, at) = (largest, index * BLOCK);
         }
     }
-    let max = best.iter().chain(rest).fold(f32::NEG_INFINITY, |max, &logit| if logit > max { logit } else { max });
-    logits.iter().position(|&logit| logit == max).unwrap_or(0) as Token
+    let block = &logits[at..logits.len().min(at + BLOCK)];
+    let place = block.iter().position(|&logit| logit == max);
+    // Not there when its block holds no number at all.
+    place.map_or_else(|| logits.iter().position(|&logit| logit == max).unwrap_or(0), |place| at + place) as Token
+}
+
+/// The largest number of `logits`, minus infinity when there is none.
+fn largest(logits: &[f32]) -> f32 {
+    const LANES: usize = 16;
+    let larger = |max: f32, logit: f32| if logit > max { logit } else { max };
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (groups, rest) = logits.as_chunks::<LANES>();
+    for group in groups {
+        for (max, &logit) in lanes.iter_mut().zip(group) {
+            *max = larger(*max, logit);
+        }
+    }
+    lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |max, &logit| larger(max, logit))
 }
 
 fn mask(logits: &mut [f32], tokens: &[Token]) {

@@ -105,7 +105,7 @@ proptest! {
 
     #[test]
     fn greedy_equals_the_naive_maximum(
-        logits in proptest::collection::vec((-3_i32..3).prop_map(|l| l as f32), 1..300),
+        logits in proptest::collection::vec((-3_i32..3).prop_map(|l| l as f32), 1..2_000),
     ) {
         let greedy = spec(SamplingParams { temperature: 0.0, ..SamplingParams::default() });
         let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -182,6 +182,25 @@ fn frequencies_follow_the_distribution_with_and_without_filters() {
     assert_fits(&logits, SamplingParams { top_p: 0.8, ..base.clone() });
     assert_fits(&logits, SamplingParams { min_p: 0.3, ..base.clone() });
     assert_fits(&logits, SamplingParams { top_k: 100, top_p: 0.7, min_p: 0.05, ..base });
+}
+
+#[test]
+fn the_largest_logit_is_found_wherever_it_is() {
+    assert_eq!(argmax(&[]), 0);
+    for n in [1, 511, 512, 513, 2000] {
+        for at in [0, n / 2, n - 1] {
+            let mut logits = vec![-1.0; n];
+            logits[at] = 2.0;
+            // A later equal one and what is no number change nothing.
+            logits[n - 1] = 2.0;
+            assert_eq!(argmax(&logits), at as Token, "{at} of {n}");
+            logits.iter_mut().filter(|logit| **logit < 0.0).for_each(|logit| *logit = f32::NAN);
+            assert_eq!(argmax(&logits), at as Token, "{at} of {n} among what is no number");
+        }
+        let mut logits = vec![f32::NAN; n];
+        logits[n - 1] = f32::NEG_INFINITY;
+        assert_eq!(argmax(&logits), n as Token - 1);
+    }
 }
 
 #[test]
