@@ -1,10 +1,13 @@
-//! The thread that owns an engine and its executor: events in, one step after the other, tokens out.
+//! The thread that owns an engine: events in, plans out to the executor's thread, tokens out to readers.
+//!
+//! The next plan is made and lies ready while a step runs, so the executor goes from one to the next; a request that
+//! comes meanwhile is added to the plan that waits. A step's tokens are delivered while the next step runs.
 //! Hot path: no lock held over a step, no log.
 
+mod desk;
 mod handle;
 mod metrics;
 
-use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -13,17 +16,17 @@ use contract::cost::CostCoefficients;
 use contract::error::RequestError;
 use contract::ids::{EngineId, RequestId};
 use contract::occupancy::Occupancy;
-use contract::plan::{ForwardPlan, StepOutput};
 use contract::stream::GenerateFrame;
 use daemon::clock;
-use engine::{Engine, Output, OutputEvent};
+use engine::{Engine, Output, OutputEvent, PLANS_IN_FLIGHT_MAX};
 use thiserror::Error;
 use tokio::sync::watch;
 
+pub(crate) use desk::Stepped;
+use desk::{ExecutorThread, panic_text};
 pub(crate) use handle::{Bounds, EngineHandle, EngineThread, start};
 use metrics::Metrics;
 
-use crate::executor::Executor;
 use crate::inbox::{Event, Inbox, Submission};
 use crate::kv_events::KvPublisher;
 use crate::mailbox::{Delivery, Writer};
@@ -44,7 +47,7 @@ struct Live {
 pub(crate) struct EngineLoop {
     id: EngineId,
     engine: Engine,
-    executor: Box<dyn Executor>,
+    executor: ExecutorThread,
     inbox: Inbox,
     live: HashMap<RequestId, Live>,
     kv: KvPublisher,
@@ -83,26 +86,25 @@ impl EngineLoop {
 
     fn turns(&mut self) -> Result<(), EngineFailure> {
         loop {
-            if self.take_events() == Turn::Stop {
+            if self.take_events()? == Turn::Stop {
                 return Ok(());
             }
             self.engine.expire(self.now(), &mut self.outputs);
             self.deliver();
-            let stepped = self.step()?;
+            self.plan();
             self.publish();
-            if !stepped {
-                let timeout = self.engine.next_deadline().map(|deadline| deadline.saturating_sub(self.now()));
-                self.inbox.wait(timeout);
-            }
+            let timeout = self.engine.next_deadline().map(|deadline| deadline.saturating_sub(self.now()));
+            self.inbox.wait(timeout);
         }
     }
 
-    fn take_events(&mut self) -> Turn {
+    fn take_events(&mut self) -> Result<Turn, EngineFailure> {
         let mut events = std::mem::take(&mut self.events);
         self.inbox.take(&mut events);
         let mut turn = Turn::GoOn;
         for event in events.drain(..) {
             match event {
+                Event::Stepped(stepped) => self.retire(stepped)?,
                 Event::Submit(submission) => self.submit(*submission),
                 Event::Abort { id, ticket } => self.abort(id, ticket),
                 Event::WatchKv(reply) => {
@@ -114,11 +116,12 @@ impl EngineLoop {
                     self.inbox.close(error.clone());
                     self.fail_all(&error);
                     turn = Turn::Stop;
+                    break;
                 }
             }
         }
         self.events = events;
-        turn
+        Ok(turn)
     }
 
     fn submit(&mut self, submission: Submission) {
@@ -152,38 +155,30 @@ impl EngineLoop {
         }
     }
 
-    /// Takes one step; false when there is nothing to compute.
-    ///
-    /// Planning, running and retiring are apart, so that the next plan can be made while this one runs.
-    fn step(&mut self) -> Result<bool, EngineFailure> {
-        let Some(plan) = self.engine.plan() else { return Ok(false) };
-        let began = clock::now();
-        match self.execute(&plan) {
-            Ok(output) => self.retire(plan, output, began)?,
-            Err(failure) => {
-                self.fail_all(&RequestError::Internal(failure.to_string()));
-                return Err(failure);
-            }
+    /// Keeps the executor supplied: one plan runs, one waits, and newcomers join the one that waits.
+    fn plan(&mut self) {
+        if self.engine.n_waiting() > 0 && self.engine.n_in_flight() == PLANS_IN_FLIGHT_MAX {
+            self.executor.amend(|plan| self.engine.extend(plan));
         }
-        Ok(true)
-    }
-
-    fn execute(&mut self, plan: &ForwardPlan) -> Result<StepOutput, EngineFailure> {
-        match catch_unwind(AssertUnwindSafe(|| self.executor.run(plan))) {
-            Ok(Ok(output)) => Ok(output),
-            Ok(Err(error)) => Err(EngineFailure(format!("step {}: {error}", plan.step.0))),
-            Err(panic) => Err(EngineFailure(format!("step {} panicked: {}", plan.step.0, panic_text(panic.as_ref())))),
+        loop {
+            let follows = self.engine.n_in_flight() > 0;
+            let Some(plan) = self.engine.plan() else { return };
+            self.executor.put(plan, follows);
         }
     }
 
-    fn retire(&mut self, plan: ForwardPlan, output: StepOutput, began: Instant) -> Result<(), EngineFailure> {
-        if let Err(error) = self.engine.apply(output, &mut self.outputs) {
-            let failure = EngineFailure(error.to_string());
+    /// Takes a step's output and hands its tokens on.
+    fn retire(&mut self, stepped: Stepped) -> Result<(), EngineFailure> {
+        let Stepped { plan, result, took, overhead } = stepped;
+        let applied = result.and_then(|output| {
+            self.engine.apply(output, &mut self.outputs).map_err(|error| EngineFailure(error.to_string()))
+        });
+        if let Err(failure) = applied {
             self.fail_all(&RequestError::Internal(failure.to_string()));
             return Err(failure);
         }
         self.deliver();
-        self.metrics.stepped(&plan, clock::now().duration_since(began));
+        self.metrics.stepped(&plan, took, overhead);
         self.engine.recycle(plan);
         Ok(())
     }
@@ -243,9 +238,4 @@ impl EngineLoop {
     fn now(&self) -> Duration {
         clock::now().duration_since(self.started)
     }
-}
-
-fn panic_text(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&'static str>().copied()).unwrap_or("no message")
 }

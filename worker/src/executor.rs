@@ -3,6 +3,8 @@
 mod model;
 mod slots;
 
+use std::time::Duration;
+
 use contract::ids::{SlotId, StepId};
 use contract::plan::{ForwardPlan, StepOutput};
 use thiserror::Error;
@@ -18,6 +20,9 @@ pub trait Executor: Send {
     /// When the plan does not follow from the plans before it, or what the device says; nothing that was planned can
     /// be trusted then.
     fn run(&mut self, plan: &ForwardPlan) -> Result<StepOutput, ExecutorError>;
+
+    /// Time of the last step that went into its forward pass and into sampling; the rest of the step is overhead.
+    fn computed(&self) -> Duration;
 }
 
 /// Why a step could not be computed: a defect or a broken device, never a request's fault.

@@ -9,12 +9,15 @@ use contract::ids::RequestId;
 use contract::request::GenerateRequest;
 use tokio::sync::oneshot;
 
+use crate::engine_loop::Stepped;
 use crate::kv_events::KvView;
 use crate::mailbox::Writer;
 
 /// Everything that can happen to an engine from outside.
 #[derive(Debug)]
 pub(crate) enum Event {
+    /// The executor has run a step, or failed to.
+    Stepped(Stepped),
     /// A request came.
     Submit(Box<Submission>),
     /// A request's reader has gone.
@@ -45,7 +48,7 @@ pub(crate) struct Submission {
 
 /// The queue; clones are the same one.
 ///
-/// Submissions are bounded here. Aborts are bounded by submissions, watches and the rest by the server's own bounds.
+/// Submissions are bounded here. Steps are bounded by plans in flight, aborts are bounded by submissions, watches and the rest by the server's own bounds.
 #[derive(Clone, Debug)]
 pub(crate) struct Inbox(Arc<Shared>);
 

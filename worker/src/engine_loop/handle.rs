@@ -15,7 +15,7 @@ use engine::Engine;
 use tokio::sync::{oneshot, watch};
 
 use super::metrics::Metrics;
-use super::{EngineFailure, EngineLoop};
+use super::{EngineFailure, EngineLoop, ExecutorThread};
 use crate::executor::Executor;
 use crate::inbox::{Event, Inbox, Submission};
 use crate::kv_events::{KvPublisher, KvView};
@@ -46,7 +46,7 @@ pub(crate) struct EngineThread {
     ended: oneshot::Receiver<Result<(), EngineFailure>>,
 }
 
-/// Starts the thread of an engine.
+/// Starts the threads of an engine and of its executor.
 ///
 /// # Errors
 /// When the system refuses a thread.
@@ -63,7 +63,7 @@ pub(crate) fn start(
     let engine_loop = EngineLoop {
         id,
         engine,
-        executor,
+        executor: ExecutorThread::start(executor, inbox.clone())?,
         inbox: inbox.clone(),
         live: HashMap::new(),
         kv: KvPublisher::new(bounds.kv_batches_max),

@@ -17,6 +17,7 @@ pub(super) struct Metrics {
     /// total, allocated, cached, free
     blocks: [Gauge; 4],
     step_duration: Histogram,
+    step_overhead: Histogram,
     prefill_tokens: Histogram,
     decode_tokens: Histogram,
     preemptions: Counter,
@@ -34,6 +35,7 @@ impl Metrics {
             running: scope.gauge(&names::ENGINE_REQUESTS, &["running"]),
             blocks: blocks.map(|state| scope.gauge(&names::KV_CACHE_BLOCKS, &[state])),
             step_duration: scope.histogram(&names::ENGINE_STEP_DURATION, &[]),
+            step_overhead: scope.histogram(&names::ENGINE_STEP_OVERHEAD, &[]),
             prefill_tokens: scope.histogram(&names::ENGINE_BATCH_TOKENS, &["prefill"]),
             decode_tokens: scope.histogram(&names::ENGINE_BATCH_TOKENS, &["decode"]),
             preemptions: scope.counter(&names::ENGINE_PREEMPTIONS, &[]),
@@ -49,9 +51,10 @@ impl Metrics {
         self.scope.counter(&names::ENGINE_ABORTS, &[error.code()]).inc();
     }
 
-    /// Counts a step.
-    pub(super) fn stepped(&self, plan: &ForwardPlan, took: Duration) {
+    /// Counts a step, the time it took and the time lost around its kernels.
+    pub(super) fn stepped(&self, plan: &ForwardPlan, took: Duration, overhead: Duration) {
         self.step_duration.observe(took.as_secs_f64());
+        self.step_overhead.observe(overhead.as_secs_f64());
         let is_decode = |n_query: usize, has_logits: bool| n_query == 1 && has_logits;
         let decode = plan.sequences.iter().filter(|s| is_decode(s.query.len(), !s.logits_rows.is_empty())).count();
         let prefill = plan.n_tokens() - decode;

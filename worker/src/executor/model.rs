@@ -1,9 +1,11 @@
 //! The executor over a loaded model on the CPU. Hot path: no lock, no log.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use contract::ids::Token;
 use contract::plan::{ForwardPlan, SequenceOutput, SequencePlan, StepOutput};
+use daemon::clock;
 use engine::EngineConfig;
 use kernels::step::SequenceInputs;
 use kernels::{CpuOps, StepInputs, StepLimits, StreamId, Tensor};
@@ -37,6 +39,7 @@ pub struct ModelExecutor {
     slots: SlotTable,
     sampler: Sampler,
     tokens: Vec<Token>,
+    computed: Duration,
 }
 
 impl ModelExecutor {
@@ -53,7 +56,8 @@ impl ModelExecutor {
         let inputs = StepInputs::new(ops.as_ref(), limits)?;
         let sampler = Sampler::new(model.config().vocab_size);
         let slots = SlotTable::new(limits.sequences);
-        Ok(Self { ops, model, kv, inputs, slots, sampler, tokens: Vec::with_capacity(limits.tokens) })
+        let tokens = Vec::with_capacity(limits.tokens);
+        Ok(Self { ops, model, kv, inputs, slots, sampler, tokens, computed: Duration::ZERO })
     }
 
     fn fill(&mut self, plan: &ForwardPlan) -> Result<(), ExecutorError> {
@@ -85,9 +89,15 @@ impl ModelExecutor {
 impl Executor for ModelExecutor {
     fn run(&mut self, plan: &ForwardPlan) -> Result<StepOutput, ExecutorError> {
         self.fill(plan)?;
+        let began = clock::now();
         let logits = self.model.forward(&self.inputs, &self.kv)?;
         let sequences = if self.inputs.n_logits_rows() == 0 { Vec::new() } else { self.sample(plan, &logits)? };
+        self.computed = clock::now().duration_since(began);
         Ok(StepOutput { step: plan.step, sequences })
+    }
+
+    fn computed(&self) -> Duration {
+        self.computed
     }
 }
 

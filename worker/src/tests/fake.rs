@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use contract::ids::Token;
 use contract::plan::{ForwardPlan, SampledToken, SequenceOutput, StepOutput};
@@ -66,6 +67,10 @@ impl Executor for Fake {
             }
         }
         Ok(StepOutput { step: plan.step, sequences })
+    }
+
+    fn computed(&self) -> Duration {
+        Duration::ZERO
     }
 }
 

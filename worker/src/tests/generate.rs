@@ -9,7 +9,7 @@ use proto::status::from_status;
 use proto::worker::v1 as wire;
 
 use super::fake::{Behaviour, answer};
-use super::harness::{Gate, config, start_fake};
+use super::harness::{DEADLINE, Gate, config, start_fake};
 use crate::sampler::philox::philox;
 
 #[tokio::test]
@@ -50,6 +50,27 @@ async fn streams_end_with_a_reason_and_a_second_prompt_hits_the_cache() {
         last = frame;
     }
     assert_eq!(contract::stream::GenerateFrame::try_from(last).unwrap().finish, Some(FinishReason::Stop));
+    worker.at_rest().await;
+}
+
+#[tokio::test]
+async fn a_request_that_comes_while_a_step_runs_is_in_the_step_after_it() {
+    let gate = Gate::default();
+    let worker = start_fake(config(), 64, Behaviour { gate: Some(gate.clone()), ..Behaviour::default() }).await;
+    let mut first = worker.open(&worker.request(&[1, 2, 3], 9)).await.unwrap();
+    worker.until_running(1).await;
+    // The first step stands at the gate and the second is planned; the newcomer joins that.
+    let mut second = worker.open(&worker.request(&[4, 5], 9)).await.unwrap();
+    worker.until_running(2).await;
+    gate.admit(1);
+    assert_eq!(first.message().await.unwrap().unwrap().tokens.len(), 1, "told while the next step runs");
+    gate.admit(1);
+    for stream in [&mut first, &mut second] {
+        let frame = tokio::time::timeout(DEADLINE, stream.message()).await.expect("its token is in the second step");
+        assert_eq!(frame.unwrap().unwrap().tokens.len(), 1);
+    }
+    drop((first, second));
+    gate.open();
     worker.at_rest().await;
 }
 

@@ -166,14 +166,27 @@ impl Worker {
         Ok((tokens, cached.expect("the first frame tells what was cached")))
     }
 
+    /// A gauge with a `state` label, as the metrics show it.
+    fn gauge(&self, name: &str, state: &str) -> u32 {
+        let series = format!(r#"{name}{{role="worker",instance="{}",state="{state}"}} "#, self.config.id);
+        let page = metrics::render();
+        page.lines().find_map(|line| line.strip_prefix(&series)?.parse().ok()).unwrap_or(u32::MAX)
+    }
+
+    /// Waits until so many requests hold a slot.
+    pub(super) async fn until_running(&self, n: u32) {
+        for _ in 0..DEADLINE.as_millis() {
+            if self.gauge("tessera_engine_requests", "running") == n {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        panic!("{n} requests never run at once");
+    }
+
     /// Blocks as the metrics show them.
     pub(super) fn blocks(&self) -> BlockCounts {
-        let count = |state: &str| {
-            let series =
-                format!(r#"tessera_kv_cache_blocks{{role="worker",instance="{}",state="{state}"}} "#, self.config.id);
-            let page = metrics::render();
-            page.lines().find_map(|line| line.strip_prefix(&series)?.parse().ok()).unwrap_or(u32::MAX)
-        };
+        let count = |state: &str| self.gauge("tessera_kv_cache_blocks", state);
         BlockCounts {
             total: count("total"),
             allocated: count("allocated"),

@@ -149,6 +149,10 @@ metrics! {
     /// One engine step.
     ENGINE_STEP_DURATION = Histogram, Seconds, "tessera.engine.step.duration", [],
         "Time of one engine step", STEP_BUCKETS;
+    /// What a step costs beside its computation: planning that was not overlapped, hand-over, filling of inputs.
+    ENGINE_STEP_OVERHEAD = Histogram, Seconds, "tessera.engine.step.overhead", [],
+        "Time of one engine step in which neither the model nor the sampler computed, though there was work",
+        &[0.000_005, 0.000_01, 0.000_02, 0.000_03, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.01, 0.1, 1.0];
     /// Tokens in one step; `phase` is prefill or decode.
     ENGINE_BATCH_TOKENS = Histogram, Count, "tessera.engine.batch.tokens", ["phase"],
         "Tokens computed in one engine step, by phase", TOKEN_BUCKETS;
