@@ -5,35 +5,43 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::cpu::access::Access;
 use crate::cpu::attend::Attend;
-use crate::cpu::packed::Packed;
+use crate::cpu::panels::Packed;
 use crate::cpu::pool::{Body, Pool};
 use crate::cpu::table::Table;
+use crate::cpu::workspace::{Activations, Locals};
 use crate::error::Result;
 use crate::memory::Mapping;
 use crate::op;
-use crate::ops::{Activation, Attention, LayerCache, Norm, Ops, RopeTable};
+use crate::ops::{Activation, Attention, LayerCache, Linear, Norm, Ops, RopeTable};
 use crate::step::StepInputs;
 use crate::stream::{Event, StreamId};
 use crate::tensor::{Buffer, DType, DeviceId, Shape, Tensor};
 use crate::weight::{RawWeight, Weight, WeightRole};
 
 pub(crate) mod access;
+#[cfg(target_arch = "x86_64")]
+mod amx;
 pub(crate) mod attend;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512bf16;
+pub(crate) mod dot;
+pub(crate) mod grouped;
 mod isa;
 mod lanes;
-pub(crate) mod packed;
+pub(crate) mod panels;
 mod pool;
+mod portable;
 mod scalar;
-#[cfg(target_arch = "x86_64")]
 mod simd;
 pub(crate) mod table;
+pub(crate) mod workspace;
 
-pub use isa::Isa;
-pub use packed::ComputeDtype;
+pub use isa::{ISA_VARIABLE, Isa};
+pub use panels::ComputeDtype;
 
 /// Elementary operations below which a loop is not worth waking other threads.
 pub(crate) const PARALLEL_WORK: usize = 32_768;
@@ -41,11 +49,11 @@ pub(crate) const PARALLEL_WORK: usize = 32_768;
 /// How a CPU computes.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct CpuOptions {
-    /// Format of matrices in memory.
+    /// What matrices are computed as.
     pub dtype: ComputeDtype,
     /// Threads, the caller's included; 0 takes one.
     pub threads: usize,
-    /// Instruction set; `None` takes the fastest there is.
+    /// Instruction set; `None` takes the one that [`ISA_VARIABLE`] names, else the fastest there is.
     pub isa: Option<Isa>,
 }
 
@@ -65,6 +73,9 @@ pub(crate) struct Machine {
     pool: Pool,
     pub(crate) table: &'static Table,
     pub(crate) attend: Attend,
+    locals: Locals,
+    /// A product's activations, kept for their capacity.
+    pub(crate) activations: Activations,
     /// Attention's memory, grown to the largest call and kept.
     pub(crate) scratch: Vec<f32>,
     /// Attention's (sequence, first query row) tiles, kept for their capacity.
@@ -81,6 +92,17 @@ impl Machine {
         }
     }
 
+    /// Calls `body(memory of threads, thread, chunk)` for each chunk, equal runs of them on each thread when `work` is
+    /// worth it.
+    pub(crate) fn split(&mut self, work: usize, n_chunks: usize, body: &(dyn Fn(&Locals, usize, usize) + Sync)) {
+        let locals = &self.locals;
+        if work < PARALLEL_WORK {
+            (0..n_chunks).for_each(|chunk| body(locals, 0, chunk));
+        } else {
+            self.pool.split(n_chunks, &|thread, chunk| body(locals, thread, chunk));
+        }
+    }
+
     /// Number of threads.
     pub(crate) fn threads(&self) -> usize {
         self.pool.threads()
@@ -94,12 +116,14 @@ impl CpuOps {
     /// [`IsaMissing`](crate::Error::IsaMissing) when this CPU lacks the instruction set asked for; [`System`](crate::Error::System) when threads cannot be
     /// started.
     pub fn new(options: &CpuOptions) -> Result<Self> {
-        let table = Table::of(options.isa.unwrap_or_else(Isa::best))?;
+        let table = Table::of(options.isa.map_or_else(Isa::chosen, Ok)?)?;
         let pool = Pool::new(options.threads.max(1))?;
         let machine = Mutex::new(Machine {
+            locals: Locals::new(pool.threads())?,
             pool,
             table,
             attend: attend::kernel(table.isa),
+            activations: Activations::default(),
             scratch: Vec::new(),
             tiles: Vec::new(),
         });
@@ -215,7 +239,19 @@ impl Ops for CpuOps {
 
     fn matmul(&self, _: StreamId, x: &Tensor, weight: &Weight, bias: Option<&Weight>, out: &Tensor) -> Result<()> {
         let (mut machine, access) = self.enter("matmul");
-        op::matmul::run(&mut machine, &access, x, weight, bias, out)
+        op::matmul::run(&mut machine, &access, x, Linear { weight, bias }, out)
+    }
+
+    fn gated_matmul(
+        &self,
+        _: StreamId,
+        x: &Tensor,
+        [gate, up]: [Linear<'_>; 2],
+        activation: Activation,
+        out: &Tensor,
+    ) -> Result<()> {
+        let (mut machine, access) = self.enter("gated_matmul");
+        op::matmul::run_gated(&mut machine, &access, x, [gate, up], activation, out)
     }
 
     fn rope(&self, _: StreamId, x: &Tensor, positions: &Tensor, rope: &RopeTable) -> Result<()> {

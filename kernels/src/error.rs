@@ -133,18 +133,22 @@ pub enum Error {
         bound: usize,
     },
     /// The CPU lacks an instruction set that was asked for.
-    #[error("this cpu cannot run {wanted}: it lacks {missing}")]
+    #[error("this cpu cannot run {wanted}: it lacks {missing}; it has {available}")]
     IsaMissing {
         /// The instruction set.
         wanted: &'static str,
         /// What the CPU does not have.
         missing: &'static str,
+        /// Names of the instruction sets it has.
+        available: String,
     },
     /// An instruction set has a name that is not known.
-    #[error("unknown instruction set {name:?}, known are scalar, avx2, avx512")]
+    #[error("unknown instruction set {name:?}, known are {known}")]
     IsaUnknown {
         /// The name.
         name: String,
+        /// The names there are.
+        known: String,
     },
     /// The device cannot do this.
     #[error("{op}: {what} is not supported")]

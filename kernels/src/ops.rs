@@ -91,6 +91,15 @@ pub struct Norm {
     pub epsilon: f32,
 }
 
+/// A weight and its bias: `x W^T + bias`.
+#[derive(Clone, Copy, Debug)]
+pub struct Linear<'a> {
+    /// `[out, in]` matrix or embedding.
+    pub weight: &'a Weight,
+    /// `[out]` vector.
+    pub bias: Option<&'a Weight>,
+}
+
 /// Nonlinearity of a gated feed-forward layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
@@ -192,6 +201,20 @@ pub trait Ops: Send + Sync {
     /// `x: [.., in]` f32, `weight: [out, in]` matrix or embedding, `bias: [out]` vector, `out: [.., out]` f32 with
     /// as many rows as `x`. The output head is this on gathered rows.
     fn matmul(&self, stream: StreamId, x: &Tensor, weight: &Weight, bias: Option<&Weight>, out: &Tensor) -> Result<()>;
+
+    /// `out = activation(x G^T + g) * (x U^T + u)`, bit for bit what [`matmul`](Ops::matmul) and
+    /// [`gated_activation`](Ops::gated_activation) make of it.
+    ///
+    /// # Shapes
+    /// `x: [.., in]` f32, `gate, up`: `[out, in]` with biases `[out]`, `out: [.., out]` f32.
+    fn gated_matmul(
+        &self,
+        stream: StreamId,
+        x: &Tensor,
+        gate_up: [Linear<'_>; 2],
+        activation: Activation,
+        out: &Tensor,
+    ) -> Result<()>;
 
     /// Rotates queries or keys by their position, in place.
     ///

@@ -10,6 +10,7 @@ use crate::tensor::Shape;
 use crate::weight::WeightFormat;
 
 mod blocks;
+pub(crate) mod codes;
 mod super_blocks;
 
 /// Converts `bytes` in `format` to `out.len()` f32 values.

@@ -1,6 +1,6 @@
 //! From tensor handles to slices: device, number format, alignment and overlap are checked here and nowhere else.
 
-use crate::cpu::packed::{Packed, Panels};
+use crate::cpu::panels::{Packed, Panels};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, DeviceId, Element, Shape, Tensor};
 use crate::weight::Weight;

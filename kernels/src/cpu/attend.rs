@@ -15,7 +15,7 @@ pub(crate) type Attend = unsafe fn(&Unit<'_>, &mut Scratch<'_>);
 pub(crate) fn kernel(isa: Isa) -> Attend {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => attend_avx512,
+        Isa::Avx512 | Isa::Avx512Bf16 | Isa::Amx => attend_avx512,
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => attend_avx2,
         _ => attention::reference,

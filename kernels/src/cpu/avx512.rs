@@ -2,34 +2,72 @@
 
 use std::arch::x86_64::*;
 
+use crate::cpu::dot::{self, Dot, Expand};
 use crate::cpu::lanes::Lanes;
-use crate::cpu::table::{Accumulators, MatmulTile, Table};
+use crate::cpu::table::Table;
 use crate::cpu::{Isa, simd};
 use crate::ops::Activation;
 
 /// The table of this instruction set; its functions run only where [`Isa::Avx512`] is available.
-pub(crate) static TABLE: Table = Table { isa: Isa::Avx512, matmul_bf16, matmul_f32, sum_squares, gated_activation };
+pub(crate) static TABLE: Table = Table {
+    isa: Isa::Avx512,
+    dot_bf16,
+    dot_f32,
+    dot_int8,
+    expand,
+    round,
+    quantize,
+    widen,
+    sum_squares,
+    gated_activation,
+};
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn matmul_bf16(tile: &MatmulTile<'_, u16>, out: &mut Accumulators) {
+unsafe fn dot_bf16(dot: &mut Dot<'_, u16, u16, f32>) {
     // SAFETY: the features are enabled here.
-    unsafe { simd::matmul_tile::<__m512, u16>(tile, out) }
+    unsafe { simd::dot_bf16::<__m512>(dot) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn matmul_f32(tile: &MatmulTile<'_, f32>, out: &mut Accumulators) {
+pub(crate) unsafe fn dot_f32(dot: &mut Dot<'_, f32, f32, f32>) {
     // SAFETY: the features are enabled here.
-    unsafe { simd::matmul_tile::<__m512, f32>(tile, out) }
+    unsafe { simd::dot_f32::<__m512>(dot) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn sum_squares(x: &[f32]) -> f32 {
+unsafe fn dot_int8(dot: &mut Dot<'_, u8, i8, i32>) {
+    dot::int8(dot);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn expand(expand: &mut Expand<'_>) {
+    dot::expand(expand);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+unsafe fn round(x: &[f32], out: &mut [u16]) {
+    dot::round(x, out);
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+pub(crate) unsafe fn quantize(x: &[f32], out: &mut [u8]) -> f32 {
+    dot::quantize(x, out)
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+pub(crate) unsafe fn widen(from: &[u16], to: &mut [f32]) {
+    // SAFETY: the features are enabled here.
+    unsafe { simd::widen::<__m512>(from, to) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+pub(crate) unsafe fn sum_squares(x: &[f32]) -> f32 {
     // SAFETY: the features are enabled here.
     unsafe { simd::sum_squares::<__m512>(x) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn gated_activation(activation: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
+pub(crate) unsafe fn gated_activation(activation: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
     // SAFETY: the features are enabled here.
     unsafe { simd::gated_activation::<__m512>(activation, gate, up, out) }
 }
@@ -57,6 +95,15 @@ impl Lanes for __m512 {
     unsafe fn load_f16(from: *const u16) -> Self {
         // SAFETY: as the trait demands.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_pairs(from: *const u16) -> (Self, Self) {
+        // SAFETY: as the trait demands.
+        unsafe {
+            let bits = _mm512_loadu_si512(from.cast());
+            let odd = _mm512_and_si512(bits, _mm512_set1_epi32(0xffff_0000_u32.cast_signed()));
+            (_mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)), _mm512_castsi512_ps(odd))
+        }
     }
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {

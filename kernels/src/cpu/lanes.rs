@@ -14,6 +14,8 @@ pub(crate) trait Lanes: Copy {
     unsafe fn load(from: *const f32) -> Self;
     unsafe fn load_bf16(from: *const u16) -> Self;
     unsafe fn load_f16(from: *const u16) -> Self;
+    /// Loads N pairs of bf16: the even elements, the odd ones.
+    unsafe fn load_pairs(from: *const u16) -> (Self, Self);
     unsafe fn store(self, to: *mut f32);
     unsafe fn add(self, other: Self) -> Self;
     unsafe fn mul(self, other: Self) -> Self;

@@ -1,18 +1,27 @@
-//! Threads that share one loop at a time: chunks are claimed, helpers spin briefly for the next loop, then sleep.
-//! Hot path: no allocation, no log; one uncontended lock where a loop starts and where it ends.
+//! Threads that share one loop at a time: each does its part of it, helpers spin briefly for the next, then sleep.
+//! Hot path: no allocation, no log; a lock only to wake a helper that sleeps.
+//!
+//! A loop costs one store that starts it and one counter that ends it. A thread that waits pauses, then gives its core
+//! to whoever else is runnable, then (helpers) sleeps, so that two workers on one machine do not spin against each other.
 
+use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use crate::error::{Error, Result};
 
-/// Pauses a waiting thread makes before it sleeps, some tens of microseconds.
-const SPINS: u32 = 1_000;
+/// Pauses of a waiting thread before it first gives its core away, some ten microseconds.
+const PAUSES: u32 = 500;
+/// Times that a waiting helper gives its core away before it sleeps, some tens of microseconds on an idle core.
+const YIELDS: u32 = 100;
 
 /// Body of a loop: called with the number of the thread and of the chunk.
 pub(crate) type Body<'a> = dyn Fn(usize, usize) + Sync + 'a;
+
+/// What one thread does in a loop.
+type Job<'a> = dyn Fn(usize) + Sync + 'a;
 
 /// The calling thread (number 0) and helpers (1..).
 pub(crate) struct Pool {
@@ -20,42 +29,41 @@ pub(crate) struct Pool {
     helpers: Vec<JoinHandle<()>>,
 }
 
+/// A value on a cache line of its own.
+#[repr(align(128))]
+struct Line<T>(T);
+
 struct Shared {
-    state: Mutex<State>,
-    wake: Condvar,
-    idle: Condvar,
-    epoch: AtomicU64,
-    active: AtomicUsize,
+    /// Number of loops started.
+    epoch: Line<AtomicUsize>,
+    /// Helpers that are still in the present loop.
+    busy: Line<AtomicUsize>,
+    /// Written by the caller before it starts a loop, read by helpers in it; all have left when the caller goes on.
+    job: UnsafeCell<Option<*const Job<'static>>>,
     panicked: AtomicBool,
+    stop: AtomicBool,
+    sleepers: AtomicUsize,
+    lock: Mutex<()>,
+    wake: Condvar,
 }
 
-#[derive(Default)]
-struct State {
-    job: Option<Job>,
-    stop: bool,
-}
-
-/// A loop in progress. The pointers are valid while `State::job` holds it or a helper is counted in `active`.
-#[derive(Clone, Copy)]
-struct Job {
-    body: *const Body<'static>,
-    next: *const AtomicUsize,
-    n_chunks: usize,
-}
-
-// SAFETY: both pointees are Sync (`Body` by its bound) and outlive all uses, see `Pool::run`.
-unsafe impl Send for Job {}
+// SAFETY: `job` is written only between loops, see its field; a job is Sync by its type.
+unsafe impl Sync for Shared {}
+// SAFETY: as above.
+unsafe impl Send for Shared {}
 
 impl Pool {
     /// Starts `threads - 1` helpers; the calling thread is the first.
     pub(crate) fn new(threads: usize) -> Result<Self> {
         let shared = Arc::new(Shared {
-            state: Mutex::default(),
-            wake: Condvar::new(),
-            idle: Condvar::new(),
-            epoch: AtomicU64::new(0),
-            active: AtomicUsize::new(0),
+            epoch: Line(AtomicUsize::new(0)),
+            busy: Line(AtomicUsize::new(0)),
+            job: UnsafeCell::new(None),
             panicked: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            sleepers: AtomicUsize::new(0),
+            lock: Mutex::new(()),
+            wake: Condvar::new(),
         });
         let mut pool = Self { shared, helpers: Vec::new() };
         for thread in 1..threads {
@@ -73,41 +81,67 @@ impl Pool {
         self.helpers.len() + 1
     }
 
-    /// Calls `body` once for each chunk `0..n_chunks`, on any thread and in any order, and returns when all are done.
+    /// Calls `body` once for each chunk `0..n_chunks`: each thread has an equal run of them, whose memory a kernel
+    /// streams through.
+    ///
+    /// # Panics
+    /// When `body` does.
+    pub(crate) fn split(&mut self, n_chunks: usize, body: &Body<'_>) {
+        let threads = self.threads();
+        if threads == 1 || n_chunks <= 1 {
+            return (0..n_chunks).for_each(|chunk| body(0, chunk));
+        }
+        self.all(&|thread| {
+            let part = n_chunks * thread / threads..n_chunks * (thread + 1) / threads;
+            part.for_each(|chunk| body(thread, chunk));
+        });
+    }
+
+    /// Calls `body` once for each chunk `0..n_chunks`: each thread takes the next when it has done one, for chunks of
+    /// unequal work.
     ///
     /// # Panics
     /// When `body` does.
     pub(crate) fn run(&mut self, n_chunks: usize, body: &Body<'_>) {
         if self.helpers.is_empty() || n_chunks <= 1 {
-            (0..n_chunks).for_each(|chunk| body(0, chunk));
-            return;
+            return (0..n_chunks).for_each(|chunk| body(0, chunk));
         }
         let next = AtomicUsize::new(0);
-        let body_ptr: *const Body<'_> = body;
-        // SAFETY: only the lifetime changes. `finish` takes the job away and waits until no helper is in it, also when
-        // `body` panics on this thread, so nothing uses the pointer after this call.
-        let body_ptr: *const Body<'static> = unsafe { std::mem::transmute(body_ptr) };
-        let job = Job { body: body_ptr, next: &raw const next, n_chunks };
-        let mut state = self.shared.lock();
+        self.all(&|thread| {
+            loop {
+                let chunk = next.fetch_add(1, Ordering::Relaxed);
+                if chunk >= n_chunks {
+                    return;
+                }
+                body(thread, chunk);
+            }
+        });
+    }
+
+    /// Runs a job on all threads, and returns when all are done.
+    fn all(&mut self, job: &Job<'_>) {
+        let shared = &*self.shared;
+        let pointer: *const Job<'_> = job;
+        // SAFETY: only the lifetime changes. `finish` waits until no helper is in the job, also when it panics on this
+        // thread, so nothing uses the pointer after this call.
+        let pointer: *const Job<'static> = unsafe { std::mem::transmute(pointer) };
         // A loop whose caller panicked too has left its helpers' panic unreported; that one is over.
-        self.shared.panicked.store(false, Ordering::Release);
-        state.job = Some(job);
-        // Under the lock, or a helper on its way to sleep would miss the call.
-        self.shared.epoch.fetch_add(1, Ordering::Release);
-        drop(state);
-        self.shared.wake.notify_all();
-        let finish = Finish(&self.shared);
-        claim(&next, n_chunks, 0, body);
+        shared.panicked.store(false, Ordering::Relaxed);
+        // SAFETY: no helper is in a loop, and none reads the job before the epoch changes.
+        unsafe { *shared.job.get() = Some(pointer) };
+        shared.busy.0.store(self.helpers.len(), Ordering::Relaxed);
+        shared.start();
+        let finish = Finish(shared);
+        job(0);
         drop(finish);
-        assert!(!self.shared.panicked.swap(false, Ordering::AcqRel), "a compute thread panicked");
+        assert!(!shared.panicked.load(Ordering::Relaxed), "a compute thread panicked");
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared.lock().stop = true;
-        self.shared.epoch.fetch_add(1, Ordering::Release);
-        self.shared.wake.notify_all();
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.start();
         for helper in self.helpers.drain(..) {
             // A helper catches panics of its work, so it has none to report.
             drop(helper.join());
@@ -116,70 +150,78 @@ impl Drop for Pool {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Begins an epoch, and wakes helpers that sleep.
+    fn start(&self) {
+        // In one order with a helper that counts itself among the sleepers and then looks at the epoch: either it sees
+        // the new epoch, or this sees a sleeper.
+        self.epoch.0.fetch_add(1, Ordering::SeqCst);
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            drop(self.lock());
+            self.wake.notify_all();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ()> {
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn help(&self, thread: usize) {
         let mut seen = 0;
         loop {
-            for _ in 0..SPINS {
-                if self.epoch.load(Ordering::Acquire) != seen {
-                    break;
-                }
-                std::hint::spin_loop();
-            }
-            let mut state = self.lock();
-            while self.epoch.load(Ordering::Acquire) == seen && !state.stop {
-                state = self.wake.wait(state).unwrap_or_else(PoisonError::into_inner);
-            }
-            seen = self.epoch.load(Ordering::Acquire);
-            if state.stop {
+            seen = self.next_epoch(seen);
+            if self.stop.load(Ordering::Relaxed) {
                 return;
             }
-            let Some(job) = state.job else { continue };
-            // Counted under the lock that `finish` takes the job away with.
-            self.active.fetch_add(1, Ordering::AcqRel);
-            drop(state);
-            // SAFETY: this helper is counted, so `Pool::run` has not returned and both pointees live.
-            let (next, body) = unsafe { (&*job.next, &*job.body) };
-            if catch_unwind(AssertUnwindSafe(|| claim(next, job.n_chunks, thread, body))).is_err() {
-                self.panicked.store(true, Ordering::Release);
+            // SAFETY: the epoch changed after the job was written, and the caller waits for this helper, so the
+            // pointee lives.
+            let job = unsafe { (*self.job.get()).map(|job| &*job) };
+            if let Some(job) = job
+                && catch_unwind(AssertUnwindSafe(|| job(thread))).is_err()
+            {
+                self.panicked.store(true, Ordering::Relaxed);
             }
-            if self.active.fetch_sub(1, Ordering::AcqRel) == 1 {
-                drop(self.lock());
-                self.idle.notify_all();
-            }
+            self.busy.0.fetch_sub(1, Ordering::Release);
         }
+    }
+
+    /// Waits until the epoch is no longer `seen`.
+    fn next_epoch(&self, seen: usize) -> usize {
+        let changed = || Some(self.epoch.0.load(Ordering::Acquire)).filter(|&epoch| epoch != seen);
+        for turn in 0..PAUSES + YIELDS {
+            if let Some(epoch) = changed() {
+                return epoch;
+            }
+            relax(turn);
+        }
+        let mut guard = self.lock();
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let epoch = loop {
+            let epoch = self.epoch.0.load(Ordering::SeqCst);
+            if epoch != seen {
+                break epoch;
+            }
+            guard = self.wake.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        };
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        epoch
     }
 }
 
-/// Takes the job away and waits for the helpers that are in it.
+/// Waits a little: pauses at first, then lets others run.
+fn relax(turn: u32) {
+    if turn < PAUSES { std::hint::spin_loop() } else { std::thread::yield_now() }
+}
+
+/// Waits for the helpers that are in a loop.
 struct Finish<'a>(&'a Shared);
 
 impl Drop for Finish<'_> {
     fn drop(&mut self) {
-        self.0.lock().job = None;
-        for _ in 0..SPINS {
-            if self.0.active.load(Ordering::Acquire) == 0 {
-                return;
-            }
-            std::hint::spin_loop();
+        let mut turn = 0;
+        while self.0.busy.0.load(Ordering::Acquire) > 0 {
+            relax(turn);
+            turn = turn.saturating_add(1);
         }
-        let mut state = self.0.lock();
-        while self.0.active.load(Ordering::Acquire) > 0 {
-            state = self.0.idle.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-}
-
-fn claim(next: &AtomicUsize, n_chunks: usize, thread: usize, body: &Body<'_>) {
-    loop {
-        let chunk = next.fetch_add(1, Ordering::Relaxed);
-        if chunk >= n_chunks {
-            return;
-        }
-        body(thread, chunk);
     }
 }
 
@@ -194,11 +236,13 @@ mod tests {
             assert_eq!(pool.threads(), threads);
             for n_chunks in (0..200).chain([0, 1, 5000]) {
                 let counts: Vec<AtomicUsize> = (0..n_chunks).map(|_| AtomicUsize::new(0)).collect();
-                pool.run(n_chunks, &|thread, chunk| {
+                let count = |thread: usize, chunk: usize| {
                     assert!(thread < threads);
                     counts[chunk].fetch_add(1, Ordering::Relaxed);
-                });
-                assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+                };
+                pool.run(n_chunks, &count);
+                pool.split(n_chunks, &count);
+                assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 2));
             }
         }
     }
@@ -213,6 +257,21 @@ mod tests {
             sum.fetch_add(chunk, Ordering::Relaxed);
         });
         assert_eq!(sum.into_inner(), 49 * 50 / 2);
+    }
+
+    #[test]
+    fn helpers_that_went_to_sleep_are_woken() {
+        let mut pool = Pool::new(3).unwrap();
+        for _ in 0..5 {
+            let count = AtomicUsize::new(0);
+            pool.split(50, &|_, _| {
+                count.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(count.into_inner(), 50);
+            while pool.shared.sleepers.load(Ordering::SeqCst) < 2 {
+                std::thread::yield_now();
+            }
+        }
     }
 
     #[test]

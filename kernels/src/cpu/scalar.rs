@@ -1,14 +1,26 @@
 //! The table of plain code: the references that each operator's file holds.
 
-use crate::cpu::Isa;
+use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
+
 use crate::cpu::table::Table;
-use crate::op::{activation, matmul, norm};
+use crate::cpu::{Isa, dot};
+use crate::op::{activation, norm};
 
 /// Runs on every machine and judges all other tables.
 pub(crate) static TABLE: Table = Table {
     isa: Isa::Scalar,
-    matmul_bf16: matmul::reference_bf16,
-    matmul_f32: matmul::reference_f32,
+    dot_bf16: dot::bf16,
+    dot_f32: dot::f32,
+    dot_int8: dot::int8,
+    expand: dot::expand,
+    round: dot::round,
+    quantize: dot::quantize,
+    widen,
     sum_squares: norm::reference_sum_squares,
     gated_activation: activation::reference,
 };
+
+/// The plain widening of f16.
+pub(crate) fn widen(from: &[u16], to: &mut [f32]) {
+    from.reinterpret_cast::<half::f16>().convert_to_f32_slice(to);
+}

@@ -1,96 +1,124 @@
 //! Kernels written over [`Lanes`]; each instruction set's file makes functions of them.
 //! Hot path: no allocation, no lock, no log.
 //!
-//! Every result has one order of operations for an instruction set: matrix elements accumulate over `in` ascending,
+//! Every result has one order of operations for an instruction set: matrix elements accumulate over inputs ascending,
 //! whatever other rows are in the call.
 
+use crate::cpu::dot::Dot;
 use crate::cpu::lanes::Lanes;
-use crate::cpu::table::{Accumulators, MatmulTile, PANEL};
+use crate::cpu::panels::{GROUP, PANEL, STRIP};
 use crate::ops::Activation;
 
-/// Elements that a panel can be made of.
-pub(crate) trait WeightElement: Copy {
-    /// Loads N of them as f32.
-    unsafe fn load<V: Lanes>(from: *const Self) -> V;
+/// Calls a `block` of as many rows as are left, at most `V::ROWS`, until all are done.
+macro_rules! by_rows {
+    ($rows:expr, $most:expr, $block:ident::<$v:ty>($($argument:expr),*)) => {{
+        let mut row = 0;
+        while row < $rows {
+            let n = ($rows - row).min($most);
+            match n {
+                1 => $block::<$v, 1>($($argument,)* row),
+                2 => $block::<$v, 2>($($argument,)* row),
+                3 => $block::<$v, 3>($($argument,)* row),
+                4 => $block::<$v, 4>($($argument,)* row),
+                5 => $block::<$v, 5>($($argument,)* row),
+                6 => $block::<$v, 6>($($argument,)* row),
+                7 => $block::<$v, 7>($($argument,)* row),
+                _ => $block::<$v, 8>($($argument,)* row),
+            }
+            row += n;
+        }
+    }};
 }
 
-impl WeightElement for u16 {
-    #[inline(always)]
-    unsafe fn load<V: Lanes>(from: *const Self) -> V {
-        // SAFETY: the caller's obligation is the same.
-        unsafe { V::load_bf16(from) }
-    }
-}
-
-impl WeightElement for f32 {
-    #[inline(always)]
-    unsafe fn load<V: Lanes>(from: *const Self) -> V {
-        // SAFETY: the caller's obligation is the same.
-        unsafe { V::load(from) }
-    }
-}
-
-/// Multiplies up to eight rows with a panel; see [`crate::op::matmul`].
+/// bf16 products by shifts and fused multiply-adds; see [`crate::cpu::dot`].
 ///
 /// # Safety
 /// The target features of `V` are enabled in the caller.
 #[inline(always)]
-pub(crate) unsafe fn matmul_tile<V: Lanes, W: WeightElement>(tile: &MatmulTile<'_, W>, out: &mut Accumulators) {
-    let rows = tile.rows();
-    let mut row = 0;
-    while row < rows {
-        let n = (rows - row).min(V::ROWS);
-        for column in (0..PANEL).step_by(2 * V::N) {
-            // SAFETY: features are the caller's promise; `rows()` checked the extents.
-            unsafe {
-                match n {
-                    1 => block::<V, W, 1>(tile, row, column, out),
-                    2 => block::<V, W, 2>(tile, row, column, out),
-                    3 => block::<V, W, 3>(tile, row, column, out),
-                    4 => block::<V, W, 4>(tile, row, column, out),
-                    5 => block::<V, W, 5>(tile, row, column, out),
-                    6 => block::<V, W, 6>(tile, row, column, out),
-                    7 => block::<V, W, 7>(tile, row, column, out),
-                    _ => block::<V, W, 8>(tile, row, column, out),
+pub(crate) unsafe fn dot_bf16<V: Lanes>(dot: &mut Dot<'_, u16, u16, f32>) {
+    dot.check(GROUP);
+    for half in (0..PANEL).step_by(2 * V::N) {
+        // SAFETY: features are the caller's promise; `check` asserted the extents that the blocks read and write.
+        unsafe { by_rows!(dot.rows, V::ROWS, bf16_block::<V>(dot, half)) };
+    }
+}
+
+/// `R` rows times two vectors of columns, from `column` on.
+#[inline(always)]
+unsafe fn bf16_block<V: Lanes, const R: usize>(dot: &mut Dot<'_, u16, u16, f32>, column: usize, row: usize) {
+    // A strip's vectors lie side by side, strips in different parts of a group.
+    let place = |column: usize| column / STRIP * GROUP * STRIP + column % STRIP * 2;
+    let (low_at, high_at) = (place(column), place(column + V::N));
+    // SAFETY: features are the caller's promise; `Dot::check` asserted that `R` rows from `row` of `depth` inputs,
+    // whole groups of the panel, and sums of these rows exist.
+    unsafe {
+        let x = dot.x.as_ptr().add(row * dot.stride);
+        let sums = dot.sums.as_mut_ptr().add(row * PANEL + column);
+        let (mut low, mut high) = ([V::splat(0.0); R], [V::splat(0.0); R]);
+        for r in 0..R {
+            (low[r], high[r]) = (V::load(sums.add(r * PANEL)), V::load(sums.add(r * PANEL + V::N)));
+        }
+        for group in 0..dot.depth / GROUP {
+            let part = dot.panel.as_ptr().add(group * GROUP * PANEL);
+            for pair in 0..GROUP / 2 {
+                let line = part.add(pair * 2 * STRIP);
+                let (low_even, low_odd) = V::load_pairs(line.add(low_at));
+                let (high_even, high_odd) = V::load_pairs(line.add(high_at));
+                for r in 0..R {
+                    let bits = x.add(r * dot.stride + group * GROUP + 2 * pair).cast::<u32>().read_unaligned();
+                    let (even, odd) = (V::splat(f32::from_bits(bits << 16)), V::splat(f32::from_bits(bits & !0xffff)));
+                    low[r] = odd.fma(low_odd, even.fma(low_even, low[r]));
+                    high[r] = odd.fma(high_odd, even.fma(high_even, high[r]));
                 }
             }
         }
-        row += n;
+        for r in 0..R {
+            low[r].store(sums.add(r * PANEL));
+            high[r].store(sums.add(r * PANEL + V::N));
+        }
+    }
+}
+
+/// f32 products; see [`crate::cpu::dot`].
+///
+/// # Safety
+/// The target features of `V` are enabled in the caller.
+#[inline(always)]
+pub(crate) unsafe fn dot_f32<V: Lanes>(dot: &mut Dot<'_, f32, f32, f32>) {
+    dot.check(1);
+    for column in (0..PANEL).step_by(2 * V::N) {
+        // SAFETY: features are the caller's promise; `check` asserted the extents that the blocks read and write.
+        unsafe { by_rows!(dot.rows, V::ROWS, f32_block::<V>(dot, column)) };
     }
 }
 
 /// `R` rows times two vectors of columns, in registers over the whole depth.
 #[inline(always)]
-unsafe fn block<V: Lanes, W: WeightElement, const R: usize>(
-    tile: &MatmulTile<'_, W>,
-    row: usize,
-    column: usize,
-    out: &mut Accumulators,
-) {
-    // SAFETY: `row + R` rows of `depth` elements are in `x`, and `depth` lines of PANEL elements in `panel`, as
-    // `MatmulTile::rows` asserted; `column + 2 N <= PANEL`.
+unsafe fn f32_block<V: Lanes, const R: usize>(dot: &mut Dot<'_, f32, f32, f32>, column: usize, row: usize) {
+    // SAFETY: features are the caller's promise; `Dot::check` asserted that `R` rows from `row` of `depth` inputs,
+    // `depth` lines of the panel, and sums of these rows exist.
     unsafe {
-        let x = tile.x.as_ptr().add(row * tile.depth);
-        let mut weights = tile.panel.as_ptr().add(column);
-        let mut low = [V::splat(0.0); R];
-        let mut high = [V::splat(0.0); R];
-        for k in 0..tile.depth {
-            let (w_low, w_high) = (W::load::<V>(weights), W::load::<V>(weights.add(V::N)));
+        let x = dot.x.as_ptr().add(row * dot.stride);
+        let sums = dot.sums.as_mut_ptr().add(row * PANEL + column);
+        let (mut low, mut high) = ([V::splat(0.0); R], [V::splat(0.0); R]);
+        for r in 0..R {
+            (low[r], high[r]) = (V::load(sums.add(r * PANEL)), V::load(sums.add(r * PANEL + V::N)));
+        }
+        for k in 0..dot.depth {
+            let line = dot.panel.as_ptr().add(k * PANEL + column);
+            let (w_low, w_high) = (V::load(line), V::load(line.add(V::N)));
             for r in 0..R {
-                let x = V::splat(*x.add(r * tile.depth + k));
+                let x = V::splat(*x.add(r * dot.stride + k));
                 low[r] = x.fma(w_low, low[r]);
                 high[r] = x.fma(w_high, high[r]);
             }
-            weights = weights.wrapping_add(PANEL);
         }
         for r in 0..R {
-            let to = out[(row + r) * PANEL + column..][..2 * V::N].as_mut_ptr();
-            low[r].store(to);
-            high[r].store(to.add(V::N));
+            low[r].store(sums.add(r * PANEL));
+            high[r].store(sums.add(r * PANEL + V::N));
         }
     }
 }
-
 /// Sum of squares; lanes at fixed places of the row.
 ///
 /// # Safety
@@ -148,5 +176,18 @@ unsafe fn activate<V: Lanes>(activation: Activation, x: V) -> V {
             }
         };
         x.div(minus_u.exp().add(V::splat(1.0)))
+    }
+}
+
+/// Widens f16.
+///
+/// # Safety
+/// The target features of `V` are enabled in the caller.
+#[inline(always)]
+pub(crate) unsafe fn widen<V: Lanes>(from: &[u16], to: &mut [f32]) {
+    assert!(from.len() == to.len() && to.len().is_multiple_of(V::N), "whole vectors");
+    for i in (0..to.len()).step_by(V::N) {
+        // SAFETY: features are the caller's promise; a whole vector from `i` on lies in both slices.
+        unsafe { V::load_f16(from.as_ptr().add(i)).store(to.as_mut_ptr().add(i)) };
     }
 }

@@ -1,103 +1,271 @@
-//! `out = x W^T + bias`: tiles of up to eight rows times panels of 32 output columns.
+//! `out = x W^T + bias`, one weight or several that share their input, and the gated product of a feed-forward layer.
 //!
 //! # Shapes
-//! `x: [.., in]` f32, `weight: [out, in]` packed bf16 or f32, `bias: [out]` f32, `out: [.., out]` f32.
+//! `x: [.., in]` f32, weights `[out, in]` packed in [panels](crate::cpu::panels), `bias: [out]` f32,
+//! `out: [.., out]` f32.
 //!
-//! Each element is `((x[0] w[0]) + x[1] w[1]) + ..` over `in` ascending in f32 (fused multiply-add where the
-//! instruction set has it), then `+ bias`: one order, whatever the number of rows or threads.
+//! Each element is summed over inputs ascending in f32 (int8: exactly in i32, then scaled), then `+ bias`: one order
+//! for an instruction set and format, whatever the number of rows or threads. Activations are rounded row by row to
+//! the format that the weight's kernel takes. Quantised weights become bf16 a slab at a time, in the first-level cache.
+
+use std::ops::Range;
 
 use crate::cpu::Machine;
 use crate::cpu::access::{Access, Shared};
-use crate::cpu::packed::{PanelData, Panels};
-use crate::cpu::table::{Accumulators, MatmulTile, PANEL, TILE_ROWS, Table};
+use crate::cpu::dot::{Dot, Expand};
+use crate::cpu::panels::{GROUP, GROUP_INT8, Layout, PANEL, Panels, elements};
+use crate::cpu::table::Table;
+use crate::cpu::workspace::{Activations, Local, ROWS_MAX, SLAB};
 use crate::error::Result;
+use crate::ops::{Activation, Linear};
 use crate::tensor::{DType, Tensor};
-use crate::weight::Weight;
 
-/// Rows that one chunk of the loop multiplies, so that they stay in the second-level cache.
-const CHUNK_ROWS: usize = 64;
+/// A weight and its bias, checked against its input.
+#[derive(Clone, Copy)]
+pub(crate) struct Operand<'a> {
+    panels: &'a Panels,
+    bias: Option<&'a [f32]>,
+}
+
+impl<'a> Operand<'a> {
+    /// Checks the weight against `x` and `out`.
+    pub(crate) fn new(access: &Access, x: &Tensor, linear: Linear<'a>, out: &Tensor) -> Result<Self> {
+        let panels = access.panels("weight", linear.weight)?;
+        let rows = x.shape().rows();
+        access.shape("x", x, x.shape().columns() == panels.n_in, &format!("[.., {}]", panels.n_in))?;
+        let fits = out.shape().columns() == panels.n_out && out.shape().rows() == rows;
+        access.shape("out", out, fits, &format!("[{rows}, {}]", panels.n_out))?;
+        let bias = linear.bias.map(|bias| access.vector("bias", bias, panels.n_out)).transpose()?;
+        Ok(Self { panels, bias })
+    }
+
+    fn columns(&self, panel: usize) -> Range<usize> {
+        panel * PANEL..((panel + 1) * PANEL).min(self.panels.n_out)
+    }
+}
 
 /// Checks the contract and computes.
-pub(crate) fn run(
-    machine: &mut Machine,
-    access: &Access,
-    x: &Tensor,
-    weight: &Weight,
-    bias: Option<&Weight>,
-    out: &Tensor,
-) -> Result<()> {
-    let panels = access.panels("weight", weight)?;
-    let rows = x.shape().rows();
-    access.shape("x", x, x.shape().columns() == panels.n_in, &format!("[.., {}]", panels.n_in))?;
-    let fits = out.shape().columns() == panels.n_out && out.shape().rows() == rows;
-    access.shape("out", out, fits, &format!("[{rows}, {}]", panels.n_out))?;
-    let bias = bias.map(|bias| access.vector("bias", bias, panels.n_out)).transpose()?;
+pub(crate) fn run(machine: &mut Machine, access: &Access, x: &Tensor, linear: Linear<'_>, out: &Tensor) -> Result<()> {
+    let operand = Operand::new(access, x, linear, out)?;
     let input = access.read::<f32>("x", x, DType::F32)?;
     // SAFETY: `x` is the only other tensor of this call.
     let output = unsafe { access.write::<f32>("out", out, DType::F32, &[x])? };
-    multiply(machine, input, panels, bias, output);
+    multiply(machine, input, &[operand], &[Shared::new(output)]);
     Ok(())
 }
 
-fn multiply(machine: &mut Machine, x: &[f32], panels: &Panels, bias: Option<&[f32]>, out: &mut [f32]) {
-    let (depth, n_out, n_panels) = (panels.n_in, panels.n_out, panels.n_panels());
-    let rows = x.len() / depth;
-    if n_panels == 0 || rows == 0 {
-        return;
-    }
-    let table = machine.table;
-    let out = Shared::new(out);
-    let work = rows * depth * n_out;
-    machine.run(work, rows.div_ceil(CHUNK_ROWS) * n_panels, &|_, chunk| {
-        let (first, panel) = (chunk / n_panels * CHUNK_ROWS, chunk % n_panels);
-        let columns = panel * PANEL..((panel + 1) * PANEL).min(n_out);
-        let data = panels.panel(panel);
-        let mut acc: Accumulators = [0.0; TILE_ROWS * PANEL];
-        for row in (first..rows.min(first + CHUNK_ROWS)).step_by(TILE_ROWS) {
-            let n = TILE_ROWS.min(rows - row);
-            tile(table, &x[row * depth..(row + n) * depth], depth, &data, &mut acc);
-            for (r, results) in acc.chunks_exact(PANEL).take(n).enumerate() {
-                // SAFETY: no other chunk has this row and these columns.
-                let target = unsafe { out.part((row + r) * n_out + columns.start, columns.len()) };
-                match bias {
-                    Some(bias) => add(target, results, &bias[columns.clone()]),
-                    None => target.copy_from_slice(&results[..columns.len()]),
-                }
+/// `out = activation(x G^T + g) * (x U^T + u)`.
+pub(crate) fn run_gated(
+    machine: &mut Machine,
+    access: &Access,
+    x: &Tensor,
+    [gate, up]: [Linear<'_>; 2],
+    activation: Activation,
+    out: &Tensor,
+) -> Result<()> {
+    let operands = [Operand::new(access, x, gate, out)?, Operand::new(access, x, up, out)?];
+    let input = access.read::<f32>("x", x, DType::F32)?;
+    // SAFETY: `x` is the only other tensor of this call.
+    let output = Shared::new(unsafe { access.write::<f32>("out", out, DType::F32, &[x])? });
+    let n_panels = operands[0].panels.n_panels();
+    let n_out = operands[0].panels.n_out;
+    each_panel(machine, input, &operands, n_panels, &|task, local| {
+        for (which, operand) in operands.iter().enumerate() {
+            task.compute(operand.panels, task.panel, local, which);
+            if let Some(bias) = operand.bias {
+                add_bias(&mut local.sums[which], task.rows.len(), &bias[operand.columns(task.panel)]);
             }
+        }
+        let n = task.rows.len() * PANEL;
+        let [gate, up, gated] = &mut local.sums;
+        // SAFETY: the table was chosen by `Table::of`, which checks that this CPU has its instruction set.
+        unsafe { (task.table.gated_activation)(activation, &gate[..n], &up[..n], &mut gated[..n]) };
+        store(gated, &task.rows, operands[0].columns(task.panel), n_out, &output);
+    });
+    Ok(())
+}
+
+/// Multiplies the same rows with several weights.
+pub(crate) fn multiply(machine: &mut Machine, x: &[f32], operands: &[Operand<'_>], outs: &[Shared<'_, f32>]) {
+    let n_panels = operands.iter().map(|operand| operand.panels.n_panels()).sum();
+    each_panel(machine, x, operands, n_panels, &|task, local| {
+        let mut panel = task.panel;
+        for (operand, out) in operands.iter().zip(outs) {
+            if panel >= operand.panels.n_panels() {
+                panel -= operand.panels.n_panels();
+                continue;
+            }
+            task.compute(operand.panels, panel, local, 0);
+            let columns = operand.columns(panel);
+            if let Some(bias) = operand.bias {
+                add_bias(&mut local.sums[0], task.rows.len(), &bias[columns.clone()]);
+            }
+            return store(&local.sums[0], &task.rows, columns, operand.panels.n_out, out);
         }
     });
 }
 
-fn add(target: &mut [f32], results: &[f32], bias: &[f32]) {
-    target.iter_mut().zip(results).zip(bias).for_each(|((target, result), bias)| *target = result + bias);
+/// One chunk of work: some rows, one panel.
+struct Task<'a> {
+    table: &'static Table,
+    x: &'a [f32],
+    activations: &'a Activations,
+    rows: Range<usize>,
+    panel: usize,
 }
 
-fn tile(table: &Table, x: &[f32], depth: usize, data: &PanelData<'_>, out: &mut Accumulators) {
-    // SAFETY: the table was chosen by `Table::of`, which checks that this CPU has its instruction set.
-    unsafe {
-        match data {
-            PanelData::Bf16(panel) => (table.matmul_bf16)(&MatmulTile { x, depth, panel }, out),
-            PanelData::F32(panel) => (table.matmul_f32)(&MatmulTile { x, depth, panel }, out),
+/// Calls `body` for each block of rows and each panel; a thread goes through its panels in order.
+fn each_panel(
+    machine: &mut Machine,
+    x: &[f32],
+    operands: &[Operand<'_>],
+    n_panels: usize,
+    body: &(dyn Fn(&Task<'_>, &mut Local) + Sync),
+) {
+    let depth = operands[0].panels.n_in;
+    let rows = x.len() / depth;
+    if n_panels == 0 || rows == 0 {
+        return;
+    }
+    let activations = prepare(machine, x, operands);
+    // Blocks of nearly equal size, so that threads that have one each end together.
+    let n_blocks = rows.div_ceil(ROWS_MAX);
+    let block = rows.div_ceil(n_blocks).next_multiple_of(GROUP).min(ROWS_MAX);
+    let table = machine.table;
+    let work = rows.saturating_mul(depth).saturating_mul(n_panels * PANEL);
+    machine.split(work, rows.div_ceil(block) * n_panels, &|locals, thread, chunk| {
+        let first = chunk / n_panels * block;
+        let rows = first..rows.min(first + block);
+        let task = Task { table, x, activations: &activations, rows, panel: chunk % n_panels };
+        // SAFETY: each thread has its own.
+        body(&task, unsafe { locals.of(thread) });
+    });
+    machine.activations = activations;
+}
+
+/// Rounds activations to the formats that the weights' kernels take.
+fn prepare(machine: &mut Machine, x: &[f32], operands: &[Operand<'_>]) -> Activations {
+    let depth = operands[0].panels.n_in;
+    let rows = x.len() / depth;
+    let mut activations = std::mem::take(&mut machine.activations);
+    let any = |wanted: fn(Layout) -> bool| operands.iter().any(|operand| wanted(operand.panels.layout));
+    let table = machine.table;
+    if any(|layout| matches!(layout, Layout::Bf16 | Layout::Grouped(_))) {
+        let stride = depth.next_multiple_of(GROUP);
+        grow(&mut activations.bf16, rows * stride);
+        let target = Shared::new(&mut activations.bf16);
+        machine.split(x.len(), rows, &|_, _, row| {
+            // SAFETY: each row is one chunk; the table was chosen by `Table::of` for what this CPU has.
+            unsafe {
+                let (values, padding) = target.part(row * stride, stride).split_at_mut(depth);
+                (table.round)(&x[row * depth..][..depth], values);
+                padding.fill(0);
+            }
+        });
+    }
+    if any(|layout| layout == Layout::Int8) {
+        let stride = depth.next_multiple_of(GROUP_INT8);
+        grow(&mut activations.int8, rows * stride);
+        grow(&mut activations.scales, rows);
+        let (target, scales) = (Shared::new(&mut activations.int8), Shared::new(&mut activations.scales));
+        machine.split(x.len(), rows, &|_, _, row| {
+            // SAFETY: each row is one chunk; the table was chosen by `Table::of` for what this CPU has.
+            unsafe {
+                let (values, padding) = target.part(row * stride, stride).split_at_mut(depth);
+                scales.part(row, 1)[0] = (table.quantize)(&x[row * depth..][..depth], values);
+                padding.fill(128);
+            }
+        });
+    }
+    activations
+}
+
+fn grow<T: Copy + Default>(memory: &mut Vec<T>, len: usize) {
+    if memory.len() < len {
+        memory.resize(len, T::default());
+    }
+}
+
+impl Task<'_> {
+    /// Products of the rows with a panel, into `local.sums[which]`.
+    fn compute(&self, panels: &Panels, panel: usize, local: &mut Local, which: usize) {
+        let (depth, rows, bytes) = (panels.padded_inputs(), self.rows.len(), panels.panel(panel));
+        if panels.layout == Layout::Int8 {
+            return self.compute_int8(panels, bytes, local, which);
+        }
+        let sums = &mut local.sums[which][..rows * PANEL];
+        sums.fill(0.0);
+        for first in (0..depth).step_by(SLAB) {
+            let inputs = first..depth.min(first + SLAB);
+            // SAFETY: the table was chosen by `Table::of`, which checks that this CPU has its instruction set.
+            unsafe {
+                match panels.layout {
+                    Layout::Bf16 => {
+                        let panel = &elements::<u16>(bytes)[first * PANEL..inputs.end * PANEL];
+                        (self.table.dot_bf16)(&mut self.bf16(depth, &inputs, panel, sums));
+                    }
+                    Layout::Grouped(grouping) => {
+                        let out = &mut local.bf16[..inputs.len() * PANEL];
+                        let first_group = first / GROUP;
+                        (self.table.expand)(&mut Expand { grouping, panel: bytes, first_group, out });
+                        (self.table.dot_bf16)(&mut self.bf16(depth, &inputs, &local.bf16, sums));
+                    }
+                    Layout::F32 => {
+                        let panel = &elements::<f32>(bytes)[first * PANEL..inputs.end * PANEL];
+                        (self.table.dot_f32)(&mut self.f32(depth, &inputs, panel, sums));
+                    }
+                    Layout::F16 => {
+                        let panel = &elements::<u16>(bytes)[first * PANEL..inputs.end * PANEL];
+                        (self.table.widen)(panel, &mut local.f32[..panel.len()]);
+                        (self.table.dot_f32)(&mut self.f32(depth, &inputs, &local.f32, sums));
+                    }
+                    Layout::Int8 => unreachable!("computed above"),
+                }
+            }
+        }
+    }
+
+    fn bf16<'a>(&'a self, stride: usize, inputs: &Range<usize>, panel: &'a [u16], sums: &'a mut [f32]) -> Dot<'a, u16, u16, f32> {
+        let x = &self.activations.bf16[self.rows.start * stride + inputs.start..];
+        Dot { x, stride, rows: self.rows.len(), depth: inputs.len(), panel, sums }
+    }
+
+    fn f32<'a>(&'a self, stride: usize, inputs: &Range<usize>, panel: &'a [f32], sums: &'a mut [f32]) -> Dot<'a, f32, f32, f32> {
+        let x = &self.x[self.rows.start * stride + inputs.start..];
+        Dot { x, stride, rows: self.rows.len(), depth: inputs.len(), panel, sums }
+    }
+
+    /// Exact products of 8 bits; `x = s (u - 128)`, so `128 * sum of the column` is taken off before scaling.
+    fn compute_int8(&self, panels: &Panels, bytes: &[u8], local: &mut Local, which: usize) {
+        let (stride, rows) = (panels.padded_inputs(), self.rows.len());
+        let ints = &mut local.ints[..rows * PANEL];
+        ints.fill(0);
+        let x = &self.activations.int8[self.rows.start * stride..];
+        let panel = elements::<i8>(&bytes[..stride * PANEL]);
+        // SAFETY: the table was chosen by `Table::of`, which checks that this CPU has its instruction set.
+        unsafe { (self.table.dot_int8)(&mut Dot { x, stride, rows, depth: stride, panel, sums: ints }) };
+        let (column_sums, column_scales) = panels.int8_tail(bytes);
+        let row_scales = &self.activations.scales[self.rows.clone()];
+        let lines = local.sums[which].chunks_exact_mut(PANEL).zip(local.ints.chunks_exact(PANEL));
+        for ((out, ints), scale) in lines.zip(row_scales) {
+            for c in 0..PANEL {
+                out[c] = (ints[c] - 128 * column_sums[c]) as f32 * (scale * column_scales[c]);
+            }
         }
     }
 }
 
-/// The plain tile for bf16 weights.
-pub(crate) fn reference_bf16(tile: &MatmulTile<'_, u16>, out: &mut Accumulators) {
-    reference(tile, out, |bits| f32::from_bits(u32::from(bits) << 16));
+fn add_bias(sums: &mut [f32], rows: usize, bias: &[f32]) {
+    for line in sums.chunks_exact_mut(PANEL).take(rows) {
+        line.iter_mut().zip(bias).for_each(|(sum, bias)| *sum += bias);
+    }
 }
 
-/// The plain tile for f32 weights.
-pub(crate) fn reference_f32(tile: &MatmulTile<'_, f32>, out: &mut Accumulators) {
-    reference(tile, out, |value| value);
-}
-
-fn reference<W: Copy>(tile: &MatmulTile<'_, W>, out: &mut Accumulators, widen: impl Fn(W) -> f32) {
-    let rows = tile.rows();
-    for (x, out) in tile.x.chunks_exact(tile.depth).zip(out.chunks_exact_mut(PANEL)).take(rows) {
-        out.fill(0.0);
-        for (&x, line) in x.iter().zip(tile.panel.chunks_exact(PANEL)) {
-            out.iter_mut().zip(line).for_each(|(out, &w)| *out += x * widen(w));
-        }
+/// Copies results of a panel to their columns of the output.
+fn store(sums: &[f32], rows: &Range<usize>, columns: Range<usize>, n_out: usize, out: &Shared<'_, f32>) {
+    for (row, line) in rows.clone().zip(sums.chunks_exact(PANEL)) {
+        // SAFETY: no other chunk has this row and these columns.
+        let target = unsafe { out.part(row * n_out + columns.start, columns.len()) };
+        target.copy_from_slice(&line[..columns.len()]);
     }
 }

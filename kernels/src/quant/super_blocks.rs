@@ -9,7 +9,7 @@ pub(super) fn q4_k(block: &[u8; 144], out: &mut [f32; 256]) {
     let (d, m) = (f16_at(block, 0), f16_at(block, 2));
     for (group, out) in out.chunks_exact_mut(32).enumerate() {
         let (scale, minimum) = scale_and_minimum(&block[4..16], group);
-        let (scale, minimum) = (d * scale, m * minimum);
+        let (scale, minimum) = (d * f32::from(scale), m * f32::from(minimum));
         let bytes = &block[16 + group / 2 * 32..][..32];
         for (out, byte) in out.iter_mut().zip(bytes) {
             *out = scale * f32::from(nibble(*byte, group % 2)) - minimum;
@@ -25,7 +25,7 @@ pub(super) fn q5_k(block: &[u8; 176], out: &mut [f32; 256]) {
     let high = &block[16..48];
     for (group, out) in out.chunks_exact_mut(32).enumerate() {
         let (scale, minimum) = scale_and_minimum(&block[4..16], group);
-        let (scale, minimum) = (d * scale, m * minimum);
+        let (scale, minimum) = (d * f32::from(scale), m * f32::from(minimum));
         let bytes = &block[48 + group / 2 * 32..][..32];
         for ((out, byte), high) in out.iter_mut().zip(bytes).zip(high) {
             let q = nibble(*byte, group % 2) | (high >> group & 1) << 4;
@@ -59,13 +59,12 @@ pub(super) fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
 ///
 /// Groups 0..4: the low six bits of `s[g]` and `s[g + 4]`. Groups 4..8: four bits from the nibbles of `s[g + 4]`,
 /// their upper two from the top of `s[g - 4]` and `s[g]`.
-fn scale_and_minimum(s: &[u8], group: usize) -> (f32, f32) {
-    let (scale, minimum) = if group < 4 {
+pub(super) fn scale_and_minimum(s: &[u8], group: usize) -> (u8, u8) {
+    if group < 4 {
         (s[group] & 63, s[group + 4] & 63)
     } else {
         ((s[group + 4] & 0xf) | (s[group - 4] >> 6) << 4, (s[group + 4] >> 4) | (s[group] >> 6) << 4)
-    };
-    (f32::from(scale), f32::from(minimum))
+    }
 }
 
 fn nibble(byte: u8, high: usize) -> u8 {
@@ -91,13 +90,17 @@ mod tests {
         5 | (60 & 15) << 4,
         6 | (63 & 15) << 4,
     ];
-    const SCALES: [f32; 8] = [1.0, 2.0, 3.0, 63.0, 17.0, 32.0, 5.0, 6.0];
-    const MINIMA: [f32; 8] = [4.0, 8.0, 12.0, 16.0, 20.0, 40.0, 60.0, 63.0];
+    const SCALES: [u8; 8] = [1, 2, 3, 63, 17, 32, 5, 6];
+    const MINIMA: [u8; 8] = [4, 8, 12, 16, 20, 40, 60, 63];
     /// f16 0.5, 0.25.
     const D_AND_M: [u8; 4] = [0x00, 0x38, 0x00, 0x34];
 
     fn quant(i: usize) -> u8 {
         (i * 7 % 16) as u8
+    }
+
+    fn expected(i: usize, q: f32) -> f32 {
+        0.5 * f32::from(SCALES[i / 32]) * q - 0.25 * f32::from(MINIMA[i / 32])
     }
 
     fn nibbles() -> Vec<u8> {
@@ -118,7 +121,7 @@ mod tests {
         let mut out = [0.0; 256];
         q4_k(&block, &mut out);
         for (i, value) in out.into_iter().enumerate() {
-            assert_eq!(value, 0.5 * SCALES[i / 32] * f32::from(quant(i)) - 0.25 * MINIMA[i / 32], "value {i}");
+            assert_eq!(value, expected(i, f32::from(quant(i))), "value {i}");
         }
     }
 
@@ -130,7 +133,7 @@ mod tests {
         q5_k(&block, &mut out);
         for (i, value) in out.into_iter().enumerate() {
             let q = f32::from(quant(i)) + if high[i % 32] & 1 << (i / 32) != 0 { 16.0 } else { 0.0 };
-            assert_eq!(value, 0.5 * SCALES[i / 32] * q - 0.25 * MINIMA[i / 32], "value {i}");
+            assert_eq!(value, expected(i, q), "value {i}");
         }
     }
 

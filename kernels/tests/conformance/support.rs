@@ -106,11 +106,21 @@ pub fn assert_same(actual: &[f32], expected: &[f32], what: &str) {
     assert!(bits(actual) == bits(expected), "{what}: bits differ");
 }
 
-/// What a matrix element becomes when loaded.
+/// What activations and plain matrix elements become where `dtype` computes with them, from f32.
 pub fn rounded(values: &[f32], dtype: ComputeDtype) -> Vec<f32> {
     let round = |&value: &f32| match dtype {
-        ComputeDtype::F32 => value,
+        ComputeDtype::F32 | ComputeDtype::Stored => value,
         ComputeDtype::Bf16 => half::bf16::from_f32(value).to_f32(),
+        ComputeDtype::Int8 => unreachable!("rounded by rows"),
     };
     values.iter().map(round).collect()
+}
+
+/// Each row of `len` rounded to 8 bits, the largest magnitude to 127.
+pub fn rounded_int8(values: &[f32], len: usize) -> Vec<f32> {
+    let row = |row: &[f32]| {
+        let scale = row.iter().fold(0.0f32, |m, v| m.max(v.abs())) / 127.0;
+        row.iter().map(|v| if scale > 0.0 { (v / scale).round_ties_even() * scale } else { 0.0 }).collect::<Vec<_>>()
+    };
+    values.chunks(len).flat_map(row).collect()
 }

@@ -1,0 +1,142 @@
+//! What matrix kernels compute: rows of activations times a stretch of one panel, added to sums.
+//!
+//! Each instruction set has one order of operations for an element, whatever the number of rows: inputs ascending,
+//! one pair (bf16) after the other. The plain forms here judge all others.
+
+use crate::cpu::grouped::Grouping;
+use crate::cpu::panels::{GROUP, GROUP_INT8, PANEL, STRIP};
+
+/// `sums[r][c] += x[r] . panel[c]` over `depth` inputs.
+pub(crate) struct Dot<'a, X, W, S> {
+    /// Row `r` starts at `r * stride`.
+    pub(crate) x: &'a [X],
+    pub(crate) stride: usize,
+    pub(crate) rows: usize,
+    /// Whole groups of inputs.
+    pub(crate) depth: usize,
+    /// A stretch of a panel, see [`crate::cpu::panels`].
+    pub(crate) panel: &'a [W],
+    /// `[rows, 32]`.
+    pub(crate) sums: &'a mut [S],
+}
+
+impl<X, W, S> Dot<'_, X, W, S> {
+    /// Checks what kernels rely on.
+    #[inline(always)]
+    pub(crate) fn check(&self, group: usize) {
+        assert!(self.rows > 0 && self.depth.is_multiple_of(group) && self.depth <= self.stride, "whole groups");
+        assert!(self.x.len() >= (self.rows - 1) * self.stride + self.depth, "rows of activations");
+        assert!(self.panel.len() >= self.depth * PANEL && self.sums.len() >= self.rows * PANEL, "panel and sums");
+    }
+}
+
+/// Groups of a quantised panel to expand to bf16.
+pub(crate) struct Expand<'a> {
+    pub(crate) grouping: Grouping,
+    pub(crate) panel: &'a [u8],
+    pub(crate) first_group: usize,
+    /// `[groups][2 strips][16 pairs][16 columns][2]`.
+    pub(crate) out: &'a mut [u16],
+}
+
+/// Nearest bf16, ties to even; stays not-a-number.
+#[inline(always)]
+pub(crate) fn to_bf16(value: f32) -> u16 {
+    let bits = value.to_bits();
+    let rounded = (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16;
+    if value.is_nan() { (bits >> 16) as u16 | 0x40 } else { rounded }
+}
+
+#[inline(always)]
+fn wide(bits: u16) -> f32 {
+    f32::from_bits(u32::from(bits) << 16)
+}
+
+/// The plain form for bf16.
+#[inline(always)]
+pub(crate) fn bf16(dot: &mut Dot<'_, u16, u16, f32>) {
+    dot.check(GROUP);
+    for row in 0..dot.rows {
+        let x = &dot.x[row * dot.stride..][..dot.depth];
+        for strip in 0..2 {
+            let mut sums: [f32; STRIP] = std::array::from_fn(|c| dot.sums[row * PANEL + strip * STRIP + c]);
+            for (group, x) in x.chunks_exact(GROUP).enumerate() {
+                let part = &dot.panel[(group * 2 + strip) * GROUP * STRIP..][..GROUP * STRIP];
+                for (x, line) in x.chunks_exact(2).zip(part.chunks_exact(2 * STRIP)) {
+                    let (even, odd) = (wide(x[0]), wide(x[1]));
+                    for (sum, w) in sums.iter_mut().zip(line.chunks_exact(2)) {
+                        *sum += even * wide(w[0]);
+                        *sum += odd * wide(w[1]);
+                    }
+                }
+            }
+            dot.sums[row * PANEL + strip * STRIP..][..STRIP].copy_from_slice(&sums);
+        }
+    }
+}
+
+/// The plain form for f32.
+#[inline(always)]
+pub(crate) fn f32(dot: &mut Dot<'_, f32, f32, f32>) {
+    dot.check(1);
+    for row in 0..dot.rows {
+        let x = &dot.x[row * dot.stride..][..dot.depth];
+        let mut sums: [f32; PANEL] = std::array::from_fn(|c| dot.sums[row * PANEL + c]);
+        for (x, line) in x.iter().zip(dot.panel.chunks_exact(PANEL)) {
+            sums.iter_mut().zip(line).for_each(|(sum, w)| *sum += x * w);
+        }
+        dot.sums[row * PANEL..][..PANEL].copy_from_slice(&sums);
+    }
+}
+
+/// The plain form for unsigned activations and signed weights of 8 bits; exact.
+#[inline(always)]
+pub(crate) fn int8(dot: &mut Dot<'_, u8, i8, i32>) {
+    dot.check(GROUP_INT8);
+    for row in 0..dot.rows {
+        let x = &dot.x[row * dot.stride..][..dot.depth];
+        for strip in 0..2 {
+            let mut sums: [i32; STRIP] = std::array::from_fn(|c| dot.sums[row * PANEL + strip * STRIP + c]);
+            for (group, x) in x.chunks_exact(GROUP_INT8).enumerate() {
+                let part = &dot.panel[(group * 2 + strip) * GROUP_INT8 * STRIP..][..GROUP_INT8 * STRIP];
+                for (x, line) in x.chunks_exact(4).zip(part.chunks_exact(4 * STRIP)) {
+                    let x: [i32; 4] = std::array::from_fn(|i| i32::from(x[i]));
+                    for (sum, w) in sums.iter_mut().zip(line.chunks_exact(4)) {
+                        let w: [i32; 4] = std::array::from_fn(|i| i32::from(w[i]));
+                        *sum += (x[0] * w[0] + x[1] * w[1]) + (x[2] * w[2] + x[3] * w[3]);
+                    }
+                }
+            }
+            dot.sums[row * PANEL + strip * STRIP..][..STRIP].copy_from_slice(&sums);
+        }
+    }
+}
+
+/// The plain form of an expansion.
+#[inline(always)]
+pub(crate) fn expand(expand: &mut Expand<'_>) {
+    for (index, out) in expand.out.chunks_exact_mut(GROUP * STRIP).enumerate() {
+        expand.grouping.expand(expand.panel, expand.first_group + index / 2, index % 2, out);
+    }
+}
+
+/// The plain rounding of a row to bf16.
+#[inline(always)]
+pub(crate) fn round(x: &[f32], out: &mut [u16]) {
+    out.iter_mut().zip(x).for_each(|(out, &x)| *out = to_bf16(x));
+}
+
+/// The plain rounding of a row to 8 bits: `x = scale * (out - 128)`; returns the scale.
+///
+/// What is not a number becomes 0 with a scale that is none, so that it shows in the result.
+#[inline(always)]
+pub(crate) fn quantize(x: &[f32], out: &mut [u8]) -> f32 {
+    let largest = x.iter().fold(0.0f32, |largest, x| if x.abs() > largest { x.abs() } else { largest });
+    let inverse = if largest > 0.0 && largest.is_finite() { 127.0 / largest } else { 0.0 };
+    let mut poison = 0.0f32;
+    for (out, &x) in out.iter_mut().zip(x) {
+        poison += x * 0.0;
+        *out = ((x * inverse).round_ties_even() + 128.0) as u8;
+    }
+    largest / 127.0 + poison
+}

@@ -1,0 +1,141 @@
+//! Kernels over arrays of eight floats, for targets without a file of their own: the compiler makes vectors of them.
+//!
+//! Multiplies and adds are rounded apart, since a fused one is a function call where the target lacks it.
+
+use crate::cpu::dot::{self, Dot};
+use crate::cpu::lanes::Lanes;
+use crate::cpu::table::Table;
+use crate::cpu::{Isa, scalar, simd};
+use crate::ops::Activation;
+
+/// Runs on every machine.
+pub(crate) static TABLE: Table = Table {
+    isa: Isa::Portable,
+    dot_bf16,
+    dot_f32,
+    dot_int8: dot::int8,
+    expand: dot::expand,
+    round: dot::round,
+    quantize: dot::quantize,
+    widen: scalar::widen,
+    sum_squares,
+    gated_activation,
+};
+
+fn dot_bf16(dot: &mut Dot<'_, u16, u16, f32>) {
+    // SAFETY: arrays need no target feature.
+    unsafe { simd::dot_bf16::<Array>(dot) }
+}
+
+fn dot_f32(dot: &mut Dot<'_, f32, f32, f32>) {
+    // SAFETY: arrays need no target feature.
+    unsafe { simd::dot_f32::<Array>(dot) }
+}
+
+fn sum_squares(x: &[f32]) -> f32 {
+    // SAFETY: arrays need no target feature.
+    unsafe { simd::sum_squares::<Array>(x) }
+}
+
+fn gated_activation(activation: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
+    // SAFETY: arrays need no target feature.
+    unsafe { simd::gated_activation::<Array>(activation, gate, up, out) }
+}
+
+/// Eight floats.
+#[derive(Clone, Copy)]
+pub(crate) struct Array([f32; 8]);
+
+impl Array {
+    #[inline(always)]
+    fn map2(self, other: Self, f: impl Fn(f32, f32) -> f32) -> Self {
+        Self(std::array::from_fn(|i| f(self.0[i], other.0[i])))
+    }
+}
+
+impl Lanes for Array {
+    const N: usize = 8;
+    const ROWS: usize = 2;
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        Self([value; 8])
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: as the trait demands.
+        Self(unsafe { from.cast::<[f32; 8]>().read_unaligned() })
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> Self {
+        // SAFETY: as the trait demands.
+        let bits = unsafe { from.cast::<[u16; 8]>().read_unaligned() };
+        Self(bits.map(|bits| f32::from_bits(u32::from(bits) << 16)))
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> Self {
+        // SAFETY: as the trait demands.
+        let bits = unsafe { from.cast::<[u16; 8]>().read_unaligned() };
+        Self(bits.map(|bits| half::f16::from_bits(bits).to_f32()))
+    }
+    #[inline(always)]
+    unsafe fn load_pairs(from: *const u16) -> (Self, Self) {
+        // SAFETY: as the trait demands.
+        let bits = unsafe { from.cast::<[u32; 8]>().read_unaligned() };
+        let bits = bits.map(u32::from_le);
+        (Self(bits.map(|bits| f32::from_bits(bits << 16))), Self(bits.map(|bits| f32::from_bits(bits & !0xffff))))
+    }
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: as the trait demands.
+        unsafe { to.cast::<[f32; 8]>().write_unaligned(self.0) }
+    }
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        self.map2(other, |a, b| a + b)
+    }
+    #[inline(always)]
+    unsafe fn mul(self, other: Self) -> Self {
+        self.map2(other, |a, b| a * b)
+    }
+    #[inline(always)]
+    unsafe fn div(self, other: Self) -> Self {
+        self.map2(other, |a, b| a / b)
+    }
+    #[inline(always)]
+    unsafe fn fma(self, factor: Self, addend: Self) -> Self {
+        Self(std::array::from_fn(|i| self.0[i] * factor.0[i] + addend.0[i]))
+    }
+    #[inline(always)]
+    unsafe fn max(self, other: Self) -> Self {
+        self.map2(other, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    unsafe fn min(self, other: Self) -> Self {
+        self.map2(other, |a, b| if a < b { a } else { b })
+    }
+    #[inline(always)]
+    unsafe fn round(self) -> Self {
+        Self(self.0.map(round_ties_even))
+    }
+    #[inline(always)]
+    unsafe fn scale_by_power(self, power: Self) -> Self {
+        self.map2(power, |value, power| value * f32::from_bits(((power as i32 + 127) as u32) << 23))
+    }
+    #[inline(always)]
+    unsafe fn zero_where_below(self, x: Self, bound: Self) -> Self {
+        Self(std::array::from_fn(|i| if x.0[i] < bound.0[i] { 0.0 } else { self.0[i] }))
+    }
+    #[inline(always)]
+    unsafe fn sum(self) -> f32 {
+        let fours: [f32; 4] = std::array::from_fn(|i| self.0[i] + self.0[i + 4]);
+        (fours[0] + fours[2]) + (fours[1] + fours[3])
+    }
+}
+
+/// Nearest integer by the rounding of an addition, ties to even; exact below 2^22, where exponents lie.
+#[inline(always)]
+fn round_ties_even(value: f32) -> f32 {
+    const MAGIC: f32 = 12_582_912.0;
+    (value + MAGIC) - MAGIC
+}

@@ -1,0 +1,58 @@
+//! Memory of matrix kernels: a call's activations in the formats of its weights, and each thread's sums.
+
+use crate::cpu::panels::PANEL;
+use crate::error::Result;
+use crate::memory::Mapping;
+
+/// Rows that a chunk of work multiplies: their activations stay in the second-level cache.
+pub(crate) const ROWS_MAX: usize = 256;
+/// Inputs that are expanded at a time: 16 KB of bf16 stay in the first-level cache. Whole super-blocks.
+pub(crate) const SLAB: usize = 256;
+
+/// A thread's memory for one panel.
+#[repr(C, align(64))]
+pub(crate) struct Local {
+    /// Quantised weights as bf16.
+    pub(crate) bf16: [u16; SLAB * PANEL],
+    /// f16 weights as f32.
+    pub(crate) f32: [f32; SLAB * PANEL],
+    /// Results of one or two panels and of their combination, `[rows, 32]` each.
+    pub(crate) sums: [[f32; ROWS_MAX * PANEL]; 3],
+    /// Sums of int8 products.
+    pub(crate) ints: [i32; ROWS_MAX * PANEL],
+}
+
+/// The threads' memory.
+pub(crate) struct Locals {
+    memory: Mapping,
+    threads: usize,
+}
+
+impl Locals {
+    pub(crate) fn new(threads: usize) -> Result<Self> {
+        Ok(Self { memory: Mapping::zeroed(threads * size_of::<Local>())?, threads })
+    }
+
+    /// A thread's memory.
+    ///
+    /// # Safety
+    /// No other reference to this thread's memory lives.
+    #[expect(clippy::mut_from_ref, reason = "the obligation above makes it exclusive")]
+    pub(crate) unsafe fn of(&self, thread: usize) -> &mut Local {
+        assert!(thread < self.threads, "a thread of the pool");
+        let start: *mut Local = std::ptr::with_exposed_provenance_mut(self.memory.address());
+        // SAFETY: mapped for that many, page aligned, zeroed (all bits are values), exclusive by the caller's promise.
+        unsafe { &mut *start.add(thread) }
+    }
+}
+
+/// A call's activations; grown to the largest call and kept.
+#[derive(Default)]
+pub(crate) struct Activations {
+    /// `[rows, stride]`, padded to whole groups with 0.
+    pub(crate) bf16: Vec<u16>,
+    /// `[rows, stride]`, value 0 is 128.
+    pub(crate) int8: Vec<u8>,
+    /// Scale of each int8 row.
+    pub(crate) scales: Vec<f32>,
+}
