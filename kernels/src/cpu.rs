@@ -37,6 +37,7 @@ mod pool;
 mod portable;
 mod scalar;
 mod simd;
+mod simd_grouped;
 pub(crate) mod table;
 pub(crate) mod workspace;
 

@@ -2,10 +2,11 @@
 
 use std::arch::x86_64::*;
 
-use crate::cpu::dot::{self, Dot, Expand};
-use crate::cpu::lanes::Lanes;
+use crate::cpu::dot::{self, Dot};
+use crate::cpu::grouped::{self, Factor, GroupedDot};
+use crate::cpu::lanes::{Lanes, Quads};
 use crate::cpu::table::Table;
-use crate::cpu::{Isa, simd};
+use crate::cpu::{Isa, simd, simd_grouped};
 use crate::ops::Activation;
 
 /// The table of this instruction set; its functions run only where [`Isa::Avx2`] is available.
@@ -14,7 +15,8 @@ pub(crate) static TABLE: Table = Table {
     dot_bf16,
     dot_f32,
     dot_int8,
-    expand,
+    dot_grouped,
+    quantize_groups,
     round,
     quantize,
     widen,
@@ -40,8 +42,14 @@ unsafe fn dot_int8(dot: &mut Dot<'_, u8, i8, i32>) {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn expand(expand: &mut Expand<'_>) {
-    dot::expand(expand);
+unsafe fn dot_grouped(dot: &mut GroupedDot<'_>) {
+    // SAFETY: the features are enabled here.
+    unsafe { simd_grouped::dot::<__m256>(dot) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) unsafe fn quantize_groups(x: &[f32], codes: &mut [i8], factors: &mut [Factor]) {
+    grouped::quantize(x, codes, factors);
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -166,5 +174,72 @@ impl Lanes for __m256 {
             let pairs = _mm_add_ps(quarters, _mm_movehl_ps(quarters, quarters));
             _mm_cvtss_f32(_mm_add_ss(pairs, _mm_movehdup_ps(pairs)))
         }
+    }
+}
+
+impl Quads for __m256 {
+    type Codes = __m256i;
+    type Ints = __m256i;
+
+    #[inline(always)]
+    unsafe fn codes(from: *const u8) -> __m256i {
+        // SAFETY: as the trait demands.
+        unsafe { _mm256_loadu_si256(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn low(codes: __m256i) -> __m256i {
+        // SAFETY: as the trait demands.
+        unsafe { _mm256_and_si256(codes, _mm256_set1_epi8(15)) }
+    }
+    #[inline(always)]
+    unsafe fn high(codes: __m256i) -> __m256i {
+        // SAFETY: as the trait demands.
+        unsafe { _mm256_and_si256(_mm256_srli_epi16::<4>(codes), _mm256_set1_epi8(15)) }
+    }
+    #[inline(always)]
+    unsafe fn with_bits(codes: __m256i, bits: *const u8, worth: u8) -> __m256i {
+        // SAFETY: as the trait demands.
+        unsafe {
+            let bits = _mm256_set1_epi32(bits.cast::<i32>().read_unaligned());
+            // Byte `i` looks at bit `i % 8` of byte `i / 8`.
+            let spread = _mm256_setr_epi64x(0, 0x0101_0101_0101_0101, 0x0202_0202_0202_0202, 0x0303_0303_0303_0303);
+            let single = _mm256_set1_epi64x(0x8040_2010_0804_0201_u64.cast_signed());
+            let own = _mm256_and_si256(_mm256_shuffle_epi8(bits, spread), single);
+            let set = _mm256_cmpeq_epi8(own, single);
+            _mm256_add_epi8(codes, _mm256_and_si256(set, _mm256_set1_epi8(worth.cast_signed())))
+        }
+    }
+    #[inline(always)]
+    unsafe fn ints(value: i32) -> __m256i {
+        // SAFETY: as the trait demands.
+        unsafe { _mm256_set1_epi32(value) }
+    }
+    #[inline(always)]
+    unsafe fn dot(sums: __m256i, codes: __m256i, x: i32) -> __m256i {
+        // Pairs of products are summed in 16 bits with saturation, which those of a nibble cannot reach: two nibbles.
+        // SAFETY: as the trait demands.
+        unsafe {
+            let x = _mm256_set1_epi32(x);
+            let low = _mm256_maddubs_epi16(Self::low(codes), x);
+            let high = _mm256_maddubs_epi16(Self::high(codes), x);
+            let low = _mm256_madd_epi16(low, _mm256_set1_epi16(1));
+            let high = _mm256_madd_epi16(high, _mm256_set1_epi16(16));
+            _mm256_add_epi32(sums, _mm256_add_epi32(low, high))
+        }
+    }
+    #[inline(always)]
+    unsafe fn float(ints: __m256i) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm256_cvtepi32_ps(ints) }
+    }
+    #[inline(always)]
+    unsafe fn load_u8(from: *const u8) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) }
     }
 }

@@ -2,10 +2,11 @@
 
 use std::arch::x86_64::*;
 
-use crate::cpu::dot::{self, Dot, Expand};
-use crate::cpu::lanes::Lanes;
+use crate::cpu::dot::{self, Dot};
+use crate::cpu::grouped::{self, Factor, GroupedDot};
+use crate::cpu::lanes::{Lanes, Quads};
 use crate::cpu::table::Table;
-use crate::cpu::{Isa, simd};
+use crate::cpu::{Isa, simd, simd_grouped};
 use crate::ops::Activation;
 
 /// The table of this instruction set; its functions run only where [`Isa::Avx512`] is available.
@@ -14,7 +15,8 @@ pub(crate) static TABLE: Table = Table {
     dot_bf16,
     dot_f32,
     dot_int8,
-    expand,
+    dot_grouped,
+    quantize_groups,
     round,
     quantize,
     widen,
@@ -40,8 +42,14 @@ unsafe fn dot_int8(dot: &mut Dot<'_, u8, i8, i32>) {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn expand(expand: &mut Expand<'_>) {
-    dot::expand(expand);
+unsafe fn dot_grouped(dot: &mut GroupedDot<'_>) {
+    // SAFETY: the features are enabled here.
+    unsafe { simd_grouped::dot::<__m512>(dot) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+pub(crate) unsafe fn quantize_groups(x: &[f32], codes: &mut [i8], factors: &mut [Factor]) {
+    grouped::quantize(x, codes, factors);
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
@@ -162,5 +170,72 @@ impl Lanes for __m512 {
             let halves = _mm256_add_ps(_mm512_castps512_ps256(self), _mm512_extractf32x8_ps::<1>(self));
             halves.sum()
         }
+    }
+}
+
+impl Quads for __m512 {
+    type Codes = __m512i;
+    type Ints = __m512i;
+
+    #[inline(always)]
+    unsafe fn codes(from: *const u8) -> __m512i {
+        // SAFETY: as the trait demands.
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn low(codes: __m512i) -> __m512i {
+        // SAFETY: as the trait demands.
+        unsafe { _mm512_and_si512(codes, _mm512_set1_epi8(15)) }
+    }
+    #[inline(always)]
+    unsafe fn high(codes: __m512i) -> __m512i {
+        // SAFETY: as the trait demands.
+        unsafe { _mm512_and_si512(_mm512_srli_epi16::<4>(codes), _mm512_set1_epi8(15)) }
+    }
+    #[inline(always)]
+    unsafe fn with_bits(codes: __m512i, bits: *const u8, worth: u8) -> __m512i {
+        // SAFETY: as the trait demands.
+        unsafe {
+            let mask = bits.cast::<u64>().read_unaligned();
+            _mm512_mask_add_epi8(codes, mask, codes, _mm512_set1_epi8(worth.cast_signed()))
+        }
+    }
+    #[inline(always)]
+    unsafe fn ints(value: i32) -> __m512i {
+        // SAFETY: as the trait demands.
+        unsafe { _mm512_set1_epi32(value) }
+    }
+    #[inline(always)]
+    unsafe fn dot(sums: __m512i, codes: __m512i, x: i32) -> __m512i {
+        // Pairs of products are summed in 16 bits with saturation, which those of a nibble cannot reach: two nibbles.
+        // SAFETY: as the trait demands.
+        unsafe {
+            let x = _mm512_set1_epi32(x);
+            let low = _mm512_maddubs_epi16(Self::low(codes), x);
+            let high = _mm512_maddubs_epi16(Self::high(codes), x);
+            let low = _mm512_madd_epi16(low, _mm512_set1_epi16(1));
+            let high = _mm512_madd_epi16(high, _mm512_set1_epi16(16));
+            _mm512_add_epi32(sums, _mm512_add_epi32(low, high))
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot_vnni(sums: __m512i, codes: __m512i, x: i32) -> __m512i {
+        // SAFETY: as the trait demands, and VNNI is enabled.
+        unsafe { _mm512_dpbusd_epi32(sums, codes, _mm512_set1_epi32(x)) }
+    }
+    #[inline(always)]
+    unsafe fn float(ints: __m512i) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm512_cvtepi32_ps(ints) }
+    }
+    #[inline(always)]
+    unsafe fn load_u8(from: *const u8) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
     }
 }

@@ -3,7 +3,6 @@
 //! Each instruction set has one order of operations for an element, whatever the number of rows: inputs ascending,
 //! one pair (bf16) after the other. The plain forms here judge all others.
 
-use crate::cpu::grouped::Grouping;
 use crate::cpu::panels::{GROUP, GROUP_INT8, PANEL, STRIP};
 
 /// `sums[r][c] += x[r] . panel[c]` over `depth` inputs.
@@ -30,21 +29,19 @@ impl<X, W, S> Dot<'_, X, W, S> {
     }
 }
 
-/// Groups of a quantised panel to expand to bf16.
-pub(crate) struct Expand<'a> {
-    pub(crate) grouping: Grouping,
-    pub(crate) panel: &'a [u8],
-    pub(crate) first_group: usize,
-    /// `[groups][2 strips][16 pairs][16 columns][2]`.
-    pub(crate) out: &'a mut [u16],
-}
-
 /// Nearest bf16, ties to even; stays not-a-number.
 #[inline(always)]
 pub(crate) fn to_bf16(value: f32) -> u16 {
     let bits = value.to_bits();
     let rounded = (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16;
     if value.is_nan() { (bits >> 16) as u16 | 0x40 } else { rounded }
+}
+
+/// Nearest integer by the rounding of an addition, ties to even; exact below 2^22.
+#[inline(always)]
+pub(crate) fn nearest(value: f32) -> f32 {
+    const MAGIC: f32 = 12_582_912.0;
+    (value + MAGIC) - MAGIC
 }
 
 #[inline(always)]
@@ -112,14 +109,6 @@ pub(crate) fn int8(dot: &mut Dot<'_, u8, i8, i32>) {
     }
 }
 
-/// The plain form of an expansion.
-#[inline(always)]
-pub(crate) fn expand(expand: &mut Expand<'_>) {
-    for (index, out) in expand.out.chunks_exact_mut(GROUP * STRIP).enumerate() {
-        expand.grouping.expand(expand.panel, expand.first_group + index / 2, index % 2, out);
-    }
-}
-
 /// The plain rounding of a row to bf16.
 #[inline(always)]
 pub(crate) fn round(x: &[f32], out: &mut [u16]) {
@@ -136,7 +125,7 @@ pub(crate) fn quantize(x: &[f32], out: &mut [u8]) -> f32 {
     let mut poison = 0.0f32;
     for (out, &x) in out.iter_mut().zip(x) {
         poison += x * 0.0;
-        *out = ((x * inverse).round_ties_even() + 128.0) as u8;
+        *out = (nearest(x * inverse) + 128.0) as u8;
     }
     largest / 127.0 + poison
 }

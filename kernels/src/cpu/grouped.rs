@@ -1,13 +1,15 @@
-//! Quantised weights as panels hold them: groups of 32 values, codes in planes, scales beside them.
+//! Quantised weights as panels hold them: groups of 32 inputs, codes in planes, scales beside them.
 //!
-//! A strip is 16 columns. Of each strip and group of 32 inputs there are, one after the other: at the start of every
-//! eighth group the super-block's own scales, the group's scales, the codes. Values come out in the pair order of
-//! [`crate::cpu::panels`]: pair `p` is inputs `2 p` and `2 p + 1`, element `e` is column `e / 2`, input `2 p + e % 2`.
+//! A strip is 16 columns. Of each strip and group there are, one after the other: at the start of every eighth group
+//! the super-block's own scales, the group's scales, the codes. Codes are in quad order: quad `q` is inputs
+//! `4 q..4 q + 4`, element `e` of its 64 is column `e / 4`, input `4 q + e % 4`: what one AVX-512 register of bytes holds.
 //!
-//! Codes: either one byte each, `[16 pairs][32]`, or nibbles, `[8][32]` where byte `e` of line `i` holds pair `2 i`
-//! low and pair `2 i + 1` high, followed by a plane of bits for each bit above the fourth, `[16 pairs]` u32.
+//! Codes: either one byte each, `[8 quads][64]`, or nibbles, `[4][64]` where byte `e` of line `i` holds quad `2 i` low
+//! and quad `2 i + 1` high, followed by a plane of bits for each bit above the fourth, `[8 quads]` u64.
 //!
-//! Every format's value is `scale * code + minimum`, exact but for one rounding; see [`crate::quant`].
+//! Products: activations are rounded to 8 bits with a scale for each row and group, codes times activations are summed
+//! exactly in 32 bits, and scaled sums are added in f32, groups ascending. The order is the same for every number of
+//! rows; instruction sets differ only in whether a multiply and add rounds once or twice.
 
 use half::f16;
 
@@ -17,6 +19,8 @@ use crate::weight::WeightFormat;
 
 /// Groups of a super-block.
 const SUPER: usize = 8;
+/// Elements of a quad of inputs of a strip.
+pub(crate) const QUAD: usize = 4 * STRIP;
 /// Elements of a strip's group.
 pub(crate) const ELEMENTS: usize = GROUP * STRIP;
 
@@ -132,15 +136,14 @@ impl Grouping {
         }
         let codes_at = header + self.header_bytes();
         for (input, &code) in codes.codes.iter().enumerate() {
-            let (pair, element) = (input / 2, 2 * column + input % 2);
+            let (quad, element) = (input / 4, 4 * column + input % 4);
             match self.planes {
-                None => panel[codes_at + pair * 32 + element] = code,
+                None => panel[codes_at + quad * QUAD + element] = code,
                 Some(planes) => {
-                    panel[codes_at + pair / 2 * 32 + element] |= (code & 15) << (4 * (pair % 2));
+                    panel[codes_at + quad / 2 * QUAD + element] |= (code & 15) << (4 * (quad % 2));
                     for plane in 0..usize::from(planes) {
                         let bit = code >> (4 + plane) & 1;
-                        let at = codes_at + ELEMENTS / 2 + plane * ELEMENTS / 8 + 4 * pair + element / 8;
-                        panel[at] |= bit << (element % 8);
+                        panel[codes_at + plane_byte(plane, quad, element)] |= bit << (element % 8);
                     }
                 }
             }
@@ -148,18 +151,24 @@ impl Grouping {
     }
 
     /// Code of an element of a strip's group, whose codes are given.
-    fn code(self, codes: &[u8], pair: usize, element: usize) -> u8 {
-        let Some(planes) = self.planes else { return codes[pair * 32 + element] };
-        let mut code = codes[pair / 2 * 32 + element] >> (4 * (pair % 2)) & 15;
+    #[inline(always)]
+    pub(crate) fn code(self, codes: &[u8], quad: usize, element: usize) -> u8 {
+        let Some(planes) = self.planes else { return codes[quad * QUAD + element] };
+        let mut code = codes[quad / 2 * QUAD + element] >> (4 * (quad % 2)) & 15;
         for plane in 0..usize::from(planes) {
-            let byte = codes[ELEMENTS / 2 + plane * ELEMENTS / 8 + 4 * pair + element / 8];
-            code |= (byte >> (element % 8) & 1) << (4 + plane);
+            code |= (codes[plane_byte(plane, quad, element)] >> (element % 8) & 1) << (4 + plane);
         }
         code
     }
 
     /// Scale and minimum of a column in one half of a strip's group.
-    fn scale(self, panel: &[u8], (header, super_block): (usize, usize), column: usize, half: usize) -> (f32, f32) {
+    pub(crate) fn scale(
+        self,
+        panel: &[u8],
+        (header, super_block): (usize, usize),
+        column: usize,
+        half: usize,
+    ) -> (f32, f32) {
         let f16_at = |at: usize| f16::from_le_bytes([panel[at + 2 * column], panel[at + 2 * column + 1]]).to_f32();
         match self.scale {
             ScaleKind::Centred { zero } => (f16_at(header), -f32::from(zero) * f16_at(header)),
@@ -183,30 +192,123 @@ impl Grouping {
             let codes = &panel[places.0 + self.header_bytes()..][..self.code_bytes()];
             for (input, out) in out.iter_mut().enumerate() {
                 let (scale, minimum) = self.scale(panel, places, column, input / 16);
-                *out = scale * f32::from(self.code(codes, input / 2, 2 * column + input % 2)) + minimum;
+                *out = scale * f32::from(self.code(codes, input / 4, 4 * column + input % 4)) + minimum;
             }
         }
     }
+}
 
-    /// Values of one strip's group, rounded to bf16, in pair order: the plain form that vector code must equal.
-    #[inline(always)]
-    pub(crate) fn expand(self, panel: &[u8], group: usize, strip: usize, out: &mut [u16]) {
-        let places = self.places(group, strip);
-        let codes = &panel[places.0 + self.header_bytes()..][..self.code_bytes()];
-        for half in 0..2 {
-            let (mut scales, mut minima) = ([0.0f32; 2 * STRIP], [0.0f32; 2 * STRIP]);
-            for column in 0..STRIP {
-                let (scale, minimum) = self.scale(panel, places, column, half);
-                scales[2 * column..2 * column + 2].fill(scale);
-                minima[2 * column..2 * column + 2].fill(minimum);
-            }
-            for pair in 8 * half..8 * half + 8 {
-                let line = &mut out[pair * 2 * STRIP..][..2 * STRIP];
-                for (element, out) in line.iter_mut().enumerate() {
-                    let code = f32::from(self.code(codes, pair, element));
-                    *out = crate::cpu::dot::to_bf16(scales[element] * code + minima[element]);
+/// Where the bit of an element lies in a group's codes.
+fn plane_byte(plane: usize, quad: usize, element: usize) -> usize {
+    ELEMENTS / 2 + plane * ELEMENTS / 8 + quad * QUAD / 8 + element / 8
+}
+
+/// Activations of one row and group beside their codes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[repr(C)]
+pub(crate) struct Factor {
+    /// Value of a code of 1.
+    pub(crate) scale: f32,
+    /// Sum of the rounded values.
+    pub(crate) sum: f32,
+    /// Sums of the codes of both halves.
+    pub(crate) code_sums: [i32; 2],
+}
+
+/// `sums[r][c] = x[r] . panel[c]` over all groups of a panel.
+pub(crate) struct GroupedDot<'a> {
+    pub(crate) grouping: Grouping,
+    pub(crate) panel: &'a [u8],
+    /// `[rows, groups, 32]` signed codes.
+    pub(crate) x: &'a [i8],
+    /// `[rows, groups]`.
+    pub(crate) factors: &'a [Factor],
+    pub(crate) groups: usize,
+    pub(crate) rows: usize,
+    /// `[rows, 32]`.
+    pub(crate) sums: &'a mut [f32],
+}
+
+impl GroupedDot<'_> {
+    /// Checks what kernels rely on.
+    pub(crate) fn check(&self) {
+        let n = self.rows * self.groups;
+        assert!(self.x.len() >= n * GROUP && self.factors.len() >= n, "rows of activations");
+        assert!(self.panel.len() >= self.grouping.panel_bytes(self.groups), "a panel");
+        assert!(self.sums.len() >= self.rows * 2 * STRIP, "sums");
+    }
+}
+
+/// The plain form.
+pub(crate) fn reference(dot: &mut GroupedDot<'_>) {
+    dot.check();
+    let grouping = dot.grouping;
+    for row in 0..dot.rows {
+        for column in 0..2 * STRIP {
+            let (strip, lane) = (column / STRIP, column % STRIP);
+            let mut sum = 0.0f32;
+            for group in 0..dot.groups {
+                let places = grouping.places(group, strip);
+                let codes = &dot.panel[places.0 + grouping.header_bytes()..][..grouping.code_bytes()];
+                let (x, factor) = (&dot.x[(row * dot.groups + group) * GROUP..][..GROUP], dot.factors[row * dot.groups + group]);
+                let product = |half: usize| -> i32 {
+                    let inputs = half * GROUP / 2..(half + 1) * GROUP / 2;
+                    inputs.map(|i| i32::from(grouping.code(codes, i / 4, 4 * lane + i % 4)) * i32::from(x[i])).sum()
+                };
+                let zero = grouping.scale.zero();
+                let centred = |half: usize| product(half) - zero * factor.code_sums[half];
+                let (scale, minimum) = grouping.scale(dot.panel, places, lane, 0);
+                match grouping.scale {
+                    ScaleKind::SuperHalves => {
+                        let second = grouping.scale(dot.panel, places, lane, 1).0;
+                        sum += scale * factor.scale * centred(0) as f32;
+                        sum += second * factor.scale * centred(1) as f32;
+                    }
+                    ScaleKind::Centred { .. } => sum += scale * factor.scale * (centred(0) + centred(1)) as f32,
+                    ScaleKind::Minimum | ScaleKind::SuperMinimum => {
+                        sum += scale * factor.scale * (centred(0) + centred(1)) as f32;
+                        sum += minimum * factor.sum;
+                    }
                 }
             }
+            dot.sums[row * 2 * STRIP + column] = sum;
         }
+    }
+}
+
+impl ScaleKind {
+    /// Code of the value 0 where there is one.
+    pub(crate) fn zero(self) -> i32 {
+        match self {
+            Self::Centred { zero } => i32::from(zero),
+            Self::SuperHalves => 32,
+            Self::Minimum | Self::SuperMinimum => 0,
+        }
+    }
+}
+
+/// Rounds a row of whole groups to 8 bits; the largest magnitude of a group becomes 127.
+///
+/// What is not a number becomes 0 with a scale that is none, so that it shows in the result.
+#[inline(always)]
+pub(crate) fn quantize(x: &[f32], codes: &mut [i8], factors: &mut [Factor]) {
+    for ((x, codes), factor) in x.chunks_exact(GROUP).zip(codes.chunks_exact_mut(GROUP)).zip(factors) {
+        let mut lanes = [0.0f32; 16];
+        let mut poison = [0.0f32; 16];
+        for x in x.chunks_exact(16) {
+            for ((lane, poison), x) in lanes.iter_mut().zip(&mut poison).zip(x) {
+                *lane = if x.abs() > *lane { x.abs() } else { *lane };
+                *poison += x * 0.0;
+            }
+        }
+        let largest = lanes.into_iter().fold(0.0f32, |a, b| if a > b { a } else { b });
+        let inverse = if largest > 0.0 && largest.is_finite() { 127.0 / largest } else { 0.0 };
+        for (code, x) in codes.iter_mut().zip(x) {
+            *code = crate::cpu::dot::nearest(x * inverse) as i8;
+        }
+        let sum = |codes: &[i8]| codes.iter().map(|&code| i32::from(code)).sum::<i32>();
+        let code_sums = [sum(&codes[..GROUP / 2]), sum(&codes[GROUP / 2..])];
+        let scale = largest / 127.0 + poison.iter().sum::<f32>();
+        *factor = Factor { scale, sum: scale * (code_sums[0] + code_sums[1]) as f32, code_sums };
     }
 }

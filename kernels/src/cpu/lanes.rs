@@ -66,3 +66,36 @@ pub(crate) trait Lanes: Copy {
         }
     }
 }
+
+/// Codes of quantised weights, four bytes to a lane, and 32-bit sums of their products.
+///
+/// # Safety
+/// As for [`Lanes`].
+pub(crate) trait Quads: Lanes {
+    /// `4 N` bytes.
+    type Codes: Copy;
+    /// N sums.
+    type Ints: Copy;
+
+    unsafe fn codes(from: *const u8) -> Self::Codes;
+    /// The low nibble of each byte.
+    unsafe fn low(codes: Self::Codes) -> Self::Codes;
+    /// The high nibble of each byte.
+    unsafe fn high(codes: Self::Codes) -> Self::Codes;
+    /// Adds `worth` to codes whose bit is set; the bits are `N / 2` bytes.
+    unsafe fn with_bits(codes: Self::Codes, bits: *const u8, worth: u8) -> Self::Codes;
+    unsafe fn ints(value: i32) -> Self::Ints;
+    /// Adds to each sum the products of its four unsigned codes with four signed bytes, exactly.
+    unsafe fn dot(sums: Self::Ints, codes: Self::Codes, x: i32) -> Self::Ints;
+    /// As [`dot`](Self::dot), where VNNI is enabled too.
+    #[inline(always)]
+    unsafe fn dot_vnni(sums: Self::Ints, codes: Self::Codes, x: i32) -> Self::Ints {
+        // SAFETY: as for the trait.
+        unsafe { Self::dot(sums, codes, x) }
+    }
+    unsafe fn float(ints: Self::Ints) -> Self;
+    /// Loads N unsigned bytes as floats.
+    unsafe fn load_u8(from: *const u8) -> Self;
+    /// Loads N signed bytes as floats.
+    unsafe fn load_i8(from: *const i8) -> Self;
+}

@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | bf16 | 32 inputs | `[16 pairs][16 columns][2]` u16: what one AMX tile or sixteen AVX-512 registers hold |
 //! | int8 | 64 inputs | `[16 quads][16 columns][4]` i8; after the last group `[32]` i32 sums of columns, `[32]` f32 scales |
-//! | quantised | 32 inputs | scales and codes, see [`crate::cpu::grouped`]; computed as bf16, a few groups at a time |
+//! | quantised | 32 inputs | scales and codes, see [`crate::cpu::grouped`] |
 //! | f32, f16 | 1 input | `[32]` over both strips; f16 is computed as f32 |
 //!
 //! Missing columns of the last panel and missing inputs of the last group are 0.
@@ -40,8 +40,8 @@ const PADDED_BYTES_FREE: usize = 16 << 10;
 /// What matrices are computed as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum ComputeDtype {
-    /// The format they are stored in: bf16 and quantised formats with activations rounded to bf16, f32 and f16 with
-    /// f32 activations; sums in f32.
+    /// The format they are stored in: bf16 with activations rounded to bf16, quantised formats with activations rounded
+    /// to 8 bits in groups of 32, f32 and f16 with f32 activations; sums in f32.
     #[default]
     Stored,
     /// Rounded to bf16 when loaded; activations rounded to bf16, sums in f32.

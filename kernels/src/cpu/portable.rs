@@ -3,9 +3,10 @@
 //! Multiplies and adds are rounded apart, since a fused one is a function call where the target lacks it.
 
 use crate::cpu::dot::{self, Dot};
-use crate::cpu::lanes::Lanes;
+use crate::cpu::grouped::{self, GroupedDot};
+use crate::cpu::lanes::{Lanes, Quads};
 use crate::cpu::table::Table;
-use crate::cpu::{Isa, scalar, simd};
+use crate::cpu::{Isa, scalar, simd, simd_grouped};
 use crate::ops::Activation;
 
 /// Runs on every machine.
@@ -14,7 +15,8 @@ pub(crate) static TABLE: Table = Table {
     dot_bf16,
     dot_f32,
     dot_int8: dot::int8,
-    expand: dot::expand,
+    dot_grouped,
+    quantize_groups: grouped::quantize,
     round: dot::round,
     quantize: dot::quantize,
     widen: scalar::widen,
@@ -30,6 +32,11 @@ fn dot_bf16(dot: &mut Dot<'_, u16, u16, f32>) {
 fn dot_f32(dot: &mut Dot<'_, f32, f32, f32>) {
     // SAFETY: arrays need no target feature.
     unsafe { simd::dot_f32::<Array>(dot) }
+}
+
+fn dot_grouped(dot: &mut GroupedDot<'_>) {
+    // SAFETY: arrays need no target feature.
+    unsafe { simd_grouped::dot::<Array>(dot) }
 }
 
 fn sum_squares(x: &[f32]) -> f32 {
@@ -116,7 +123,7 @@ impl Lanes for Array {
     }
     #[inline(always)]
     unsafe fn round(self) -> Self {
-        Self(self.0.map(round_ties_even))
+        Self(self.0.map(dot::nearest))
     }
     #[inline(always)]
     unsafe fn scale_by_power(self, power: Self) -> Self {
@@ -133,9 +140,53 @@ impl Lanes for Array {
     }
 }
 
-/// Nearest integer by the rounding of an addition, ties to even; exact below 2^22, where exponents lie.
-#[inline(always)]
-fn round_ties_even(value: f32) -> f32 {
-    const MAGIC: f32 = 12_582_912.0;
-    (value + MAGIC) - MAGIC
+impl Quads for Array {
+    type Codes = [u8; 32];
+    type Ints = [i32; 8];
+
+    #[inline(always)]
+    unsafe fn codes(from: *const u8) -> [u8; 32] {
+        // SAFETY: as the trait demands.
+        unsafe { from.cast::<[u8; 32]>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn low(codes: [u8; 32]) -> [u8; 32] {
+        codes.map(|code| code & 15)
+    }
+    #[inline(always)]
+    unsafe fn high(codes: [u8; 32]) -> [u8; 32] {
+        codes.map(|code| code >> 4)
+    }
+    #[inline(always)]
+    unsafe fn with_bits(codes: [u8; 32], bits: *const u8, worth: u8) -> [u8; 32] {
+        // SAFETY: as the trait demands.
+        let bits = u32::from_le_bytes(unsafe { bits.cast::<[u8; 4]>().read_unaligned() });
+        std::array::from_fn(|i| codes[i] + (bits >> i & 1) as u8 * worth)
+    }
+    #[inline(always)]
+    unsafe fn ints(value: i32) -> [i32; 8] {
+        [value; 8]
+    }
+    #[inline(always)]
+    unsafe fn dot(sums: [i32; 8], codes: [u8; 32], x: i32) -> [i32; 8] {
+        let x = x.to_le_bytes().map(|x| i32::from(x.cast_signed()));
+        std::array::from_fn(|i| {
+            let code = |j: usize| i32::from(codes[4 * i + j]) * x[j];
+            sums[i] + ((code(0) + code(1)) + (code(2) + code(3)))
+        })
+    }
+    #[inline(always)]
+    unsafe fn float(ints: [i32; 8]) -> Self {
+        Self(ints.map(|int| int as f32))
+    }
+    #[inline(always)]
+    unsafe fn load_u8(from: *const u8) -> Self {
+        // SAFETY: as the trait demands.
+        Self(unsafe { from.cast::<[u8; 8]>().read_unaligned() }.map(f32::from))
+    }
+    #[inline(always)]
+    unsafe fn load_i8(from: *const i8) -> Self {
+        // SAFETY: as the trait demands.
+        Self(unsafe { from.cast::<[i8; 8]>().read_unaligned() }.map(f32::from))
+    }
 }

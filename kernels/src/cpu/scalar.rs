@@ -3,7 +3,7 @@
 use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 
 use crate::cpu::table::Table;
-use crate::cpu::{Isa, dot};
+use crate::cpu::{Isa, dot, grouped};
 use crate::op::{activation, norm};
 
 /// Runs on every machine and judges all other tables.
@@ -12,7 +12,8 @@ pub(crate) static TABLE: Table = Table {
     dot_bf16: dot::bf16,
     dot_f32: dot::f32,
     dot_int8: dot::int8,
-    expand: dot::expand,
+    dot_grouped: grouped::reference,
+    quantize_groups: grouped::quantize,
     round: dot::round,
     quantize: dot::quantize,
     widen,

@@ -1,6 +1,7 @@
 //! The functions that differ between instruction sets, chosen once when the device is made.
 
-use crate::cpu::dot::{Dot, Expand};
+use crate::cpu::dot::Dot;
+use crate::cpu::grouped::{Factor, GroupedDot};
 use crate::cpu::{Isa, portable, scalar};
 use crate::error::Result;
 use crate::ops::Activation;
@@ -11,12 +12,13 @@ pub(crate) struct Table {
     pub(crate) dot_bf16: unsafe fn(&mut Dot<'_, u16, u16, f32>),
     pub(crate) dot_f32: unsafe fn(&mut Dot<'_, f32, f32, f32>),
     pub(crate) dot_int8: unsafe fn(&mut Dot<'_, u8, i8, i32>),
-    /// Quantised groups to bf16.
-    pub(crate) expand: unsafe fn(&mut Expand<'_>),
+    pub(crate) dot_grouped: unsafe fn(&mut GroupedDot<'_>),
     /// Activations to bf16.
     pub(crate) round: unsafe fn(&[f32], &mut [u16]),
     /// Activations to 8 bits and a scale.
     pub(crate) quantize: unsafe fn(&[f32], &mut [u8]) -> f32,
+    /// Activations to 8 bits and a factor for each group.
+    pub(crate) quantize_groups: unsafe fn(&[f32], &mut [i8], &mut [Factor]),
     /// f16 to f32.
     pub(crate) widen: unsafe fn(&[u16], &mut [f32]),
     pub(crate) sum_squares: unsafe fn(&[f32]) -> f32,

@@ -1,19 +1,18 @@
 //! Memory of matrix kernels: a call's activations in the formats of its weights, and each thread's sums.
 
+use crate::cpu::grouped::Factor;
 use crate::cpu::panels::PANEL;
 use crate::error::Result;
 use crate::memory::Mapping;
 
 /// Rows that a chunk of work multiplies: their activations stay in the second-level cache.
 pub(crate) const ROWS_MAX: usize = 256;
-/// Inputs that are expanded at a time: 16 KB of bf16 stay in the first-level cache. Whole super-blocks.
+/// Inputs that are multiplied at a time: 16 KB of bf16 weights stay in the first-level cache while rows go by.
 pub(crate) const SLAB: usize = 256;
 
 /// A thread's memory for one panel.
 #[repr(C, align(64))]
 pub(crate) struct Local {
-    /// Quantised weights as bf16.
-    pub(crate) bf16: [u16; SLAB * PANEL],
     /// f16 weights as f32.
     pub(crate) f32: [f32; SLAB * PANEL],
     /// Results of one or two panels and of their combination, `[rows, 32]` each.
@@ -55,4 +54,8 @@ pub(crate) struct Activations {
     pub(crate) int8: Vec<u8>,
     /// Scale of each int8 row.
     pub(crate) scales: Vec<f32>,
+    /// `[rows, groups, 32]`, for quantised weights.
+    pub(crate) groups: Vec<i8>,
+    /// `[rows, groups]`.
+    pub(crate) factors: Vec<Factor>,
 }

@@ -6,13 +6,14 @@
 //!
 //! Each element is summed over inputs ascending in f32 (int8: exactly in i32, then scaled), then `+ bias`: one order
 //! for an instruction set and format, whatever the number of rows or threads. Activations are rounded row by row to
-//! the format that the weight's kernel takes. Quantised weights become bf16 a slab at a time, in the first-level cache.
+//! the format that the weight's kernel takes: bf16, 8 bits a row (int8), 8 bits a group of 32 (quantised).
 
 use std::ops::Range;
 
 use crate::cpu::Machine;
 use crate::cpu::access::{Access, Shared};
-use crate::cpu::dot::{Dot, Expand};
+use crate::cpu::dot::Dot;
+use crate::cpu::grouped::{Factor, GroupedDot};
 use crate::cpu::panels::{GROUP, GROUP_INT8, Layout, PANEL, Panels, elements};
 use crate::cpu::table::Table;
 use crate::cpu::workspace::{Activations, Local, ROWS_MAX, SLAB};
@@ -150,7 +151,7 @@ fn prepare(machine: &mut Machine, x: &[f32], operands: &[Operand<'_>]) -> Activa
     let mut activations = std::mem::take(&mut machine.activations);
     let any = |wanted: fn(Layout) -> bool| operands.iter().any(|operand| wanted(operand.panels.layout));
     let table = machine.table;
-    if any(|layout| matches!(layout, Layout::Bf16 | Layout::Grouped(_))) {
+    if any(|layout| layout == Layout::Bf16) {
         let stride = depth.next_multiple_of(GROUP);
         grow(&mut activations.bf16, rows * stride);
         let target = Shared::new(&mut activations.bf16);
@@ -177,6 +178,19 @@ fn prepare(machine: &mut Machine, x: &[f32], operands: &[Operand<'_>]) -> Activa
             }
         });
     }
+    if any(|layout| matches!(layout, Layout::Grouped(_))) {
+        let groups = depth / GROUP;
+        grow(&mut activations.groups, rows * depth);
+        grow(&mut activations.factors, rows * groups);
+        let (codes, factors) = (Shared::new(&mut activations.groups), Shared::new(&mut activations.factors));
+        machine.split(x.len(), rows, &|_, _, row| {
+            // SAFETY: each row is one chunk; the table was chosen by `Table::of` for what this CPU has.
+            unsafe {
+                let (codes, factors) = (codes.part(row * depth, depth), factors.part(row * groups, groups));
+                (table.quantize_groups)(&x[row * depth..][..depth], codes, factors);
+            }
+        });
+    }
     activations
 }
 
@@ -190,8 +204,17 @@ impl Task<'_> {
     /// Products of the rows with a panel, into `local.sums[which]`.
     fn compute(&self, panels: &Panels, panel: usize, local: &mut Local, which: usize) {
         let (depth, rows, bytes) = (panels.padded_inputs(), self.rows.len(), panels.panel(panel));
-        if panels.layout == Layout::Int8 {
-            return self.compute_int8(panels, bytes, local, which);
+        match panels.layout {
+            Layout::Int8 => return self.compute_int8(panels, bytes, local, which),
+            Layout::Grouped(grouping) => {
+                let (groups, sums) = (depth / GROUP, &mut local.sums[which]);
+                let x = &self.activations.groups[self.rows.start * depth..];
+                let factors: &[Factor] = &self.activations.factors[self.rows.start * groups..];
+                let mut dot = GroupedDot { grouping, panel: bytes, x, factors, groups, rows, sums };
+                // SAFETY: the table was chosen by `Table::of`, which checks that this CPU has its instruction set.
+                return unsafe { (self.table.dot_grouped)(&mut dot) };
+            }
+            Layout::Bf16 | Layout::F32 | Layout::F16 => {}
         }
         let sums = &mut local.sums[which][..rows * PANEL];
         sums.fill(0.0);
@@ -204,12 +227,6 @@ impl Task<'_> {
                         let panel = &elements::<u16>(bytes)[first * PANEL..inputs.end * PANEL];
                         (self.table.dot_bf16)(&mut self.bf16(depth, &inputs, panel, sums));
                     }
-                    Layout::Grouped(grouping) => {
-                        let out = &mut local.bf16[..inputs.len() * PANEL];
-                        let first_group = first / GROUP;
-                        (self.table.expand)(&mut Expand { grouping, panel: bytes, first_group, out });
-                        (self.table.dot_bf16)(&mut self.bf16(depth, &inputs, &local.bf16, sums));
-                    }
                     Layout::F32 => {
                         let panel = &elements::<f32>(bytes)[first * PANEL..inputs.end * PANEL];
                         (self.table.dot_f32)(&mut self.f32(depth, &inputs, panel, sums));
@@ -219,7 +236,7 @@ impl Task<'_> {
                         (self.table.widen)(panel, &mut local.f32[..panel.len()]);
                         (self.table.dot_f32)(&mut self.f32(depth, &inputs, &local.f32, sums));
                     }
-                    Layout::Int8 => unreachable!("computed above"),
+                    Layout::Int8 | Layout::Grouped(_) => unreachable!("computed above"),
                 }
             }
         }

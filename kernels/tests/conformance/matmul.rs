@@ -28,11 +28,6 @@ fn kept(x: &[f32], w: &[f32], n_in: usize, dtype: ComputeDtype) -> (Vec<f32>, Ve
     }
 }
 
-/// Sums are f32; a tie of 8-bit rounding may fall to the other side here.
-fn tolerance(dtype: ComputeDtype) -> f32 {
-    if dtype == ComputeDtype::Int8 { 2e-2 } else { 4e-5 }
-}
-
 fn product(x: &[f32], w: &[f32], bias: Option<&[f32]>, [rows, n_out, n_in]: [usize; 3]) -> Vec<f32> {
     let element = |i: usize| {
         let (x, w) = (&x[i / n_out * n_in..][..n_in], &w[i % n_out * n_in..][..n_in]);
@@ -58,7 +53,7 @@ fn products_equal_the_formula_on_every_instruction_set() {
                     device.ops.matmul(MAIN, &input, &weight, bias.map(|_| &bias_weight), &out).unwrap();
                     let expected = product(&kept_x, &kept_w, bias, [rows, n_out, n_in]);
                     let what = format!("{name} {dtype:?} {rows}x{n_out}x{n_in}");
-                    assert_close(&device.read(&out), &expected, tolerance(dtype), &what);
+                    assert_close(&device.read(&out), &expected, 4e-5, &what);
                 }
             }
         }

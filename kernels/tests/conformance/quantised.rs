@@ -2,7 +2,7 @@
 
 use kernels::{ComputeDtype, Isa, Ops, RawWeight, Shape, WeightFormat, WeightRole, quant};
 
-use crate::support::{Device, MAIN, Random, assert_close, assert_same, rounded};
+use crate::support::{Device, MAIN, Random, assert_close, assert_same, rounded, rounded_int8};
 
 #[test]
 fn quantised_matrices_multiply_as_their_dequantised_values() {
@@ -35,35 +35,73 @@ fn quantised_matrices_multiply_as_their_dequantised_values() {
     }
 }
 
-/// Every format as it is stored: the matrix is what the blocks stand for, its products those of the same values as
-/// bf16, bit for bit (f16 and f32: of f32).
+/// Every format as it is stored: the matrix is what the blocks stand for, its products those of activations rounded
+/// to 8 bits in groups of 32 (bf16: to bf16).
 #[test]
-fn stored_matrices_multiply_as_if_unpacked_first() {
+fn stored_matrices_multiply_as_what_they_stand_for() {
     use WeightFormat::*;
     let mut random = Random::new();
     for format in [F32, F16, Bf16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4K, Q5K, Q6K] {
         for (n_out, n_in) in [(37, 512), (64, 768), (9, 256)] {
             let (bytes, values) = raw(&mut random, format, n_out, n_in);
-            let unpacked = if matches!(format, F32 | F16) { ComputeDtype::F32 } else { ComputeDtype::Bf16 };
             let ids: Vec<u32> = (0..n_out as u32).rev().collect();
-            for rows in [1, 3, 20] {
-                let x = random.floats(rows * n_in, 1.0);
-                for isa in Isa::available() {
-                    let run = |dtype| {
-                        let device = Device::new(isa, 2, dtype);
-                        let raw = RawWeight { bytes: &bytes, format, shape: Shape::from([n_out, n_in]) };
-                        let weight = device.ops.load_weight(raw, WeightRole::Embedding).unwrap();
-                        let out = device.f32([rows, n_out], &vec![0.0; rows * n_out]);
-                        device.ops.matmul(MAIN, &device.f32([rows, n_in], &x), &weight, None, &out).unwrap();
-                        let table = device.f32([n_out, n_in], &vec![0.0; n_out * n_in]);
-                        device.ops.embed(MAIN, &device.u32(&ids), &weight, 1.0, &table).unwrap();
-                        (device.read(&out), device.read(&table))
+            let looked_up = values.chunks_exact(n_in).rev().flatten().copied().collect::<Vec<_>>();
+            for (name, device) in Device::all(ComputeDtype::Stored) {
+                let raw = RawWeight { bytes: &bytes, format, shape: Shape::from([n_out, n_in]) };
+                let weight = device.ops.load_weight(raw, WeightRole::Embedding).unwrap();
+                for rows in [1, 3, 23] {
+                    let x = random.floats(rows * n_in, 1.0);
+                    let out = device.f32([rows, n_out], &vec![0.0; rows * n_out]);
+                    device.ops.matmul(MAIN, &device.f32([rows, n_in], &x), &weight, None, &out).unwrap();
+                    let kept = match format {
+                        F32 | F16 => x,
+                        Bf16 => rounded(&x, ComputeDtype::Bf16),
+                        _ => rounded_int8(&x, 32),
                     };
-                    let ((stored, table), (reference, _)) = (run(ComputeDtype::Stored), run(unpacked));
-                    assert_same(&stored, &reference, &format!("{isa} {format:?} {rows} rows of {n_out}x{n_in}"));
-                    let expected = values.chunks_exact(n_in).rev().flatten().copied().collect::<Vec<_>>();
-                    assert_eq!(table, expected, "{isa} {format:?} looked up");
+                    let what = format!("{name} {format:?} {rows} rows of {n_out}x{n_in}");
+                    let actual = device.read(&out);
+                    for (row, (x, actual)) in kept.chunks_exact(n_in).zip(actual.chunks_exact(n_out)).enumerate() {
+                        for (w, actual) in values.chunks_exact(n_in).zip(actual) {
+                            let products = || w.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x));
+                            let (expected, size) = (products().sum::<f64>(), products().map(f64::abs).sum::<f64>());
+                            let error = (f64::from(*actual) - expected).abs();
+                            assert!(error <= 3e-5 * size + 1e-30, "{what}: row {row} is {actual}, expected {expected}");
+                        }
+                    }
                 }
+                let table = device.f32([n_out, n_in], &vec![0.0; n_out * n_in]);
+                device.ops.embed(MAIN, &device.u32(&ids), &weight, 1.0, &table).unwrap();
+                assert_eq!(device.read(&table), looked_up, "{name} {format:?} looked up");
+            }
+        }
+    }
+}
+
+/// A row has the same bits alone and in any batch.
+#[test]
+fn stored_products_do_not_depend_on_company() {
+    use WeightFormat::*;
+    let mut random = Random::new();
+    let (n_out, n_in, rows) = (70, 512, 41);
+    for format in [F32, F16, Bf16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4K, Q5K, Q6K] {
+        let (bytes, _) = raw(&mut random, format, n_out, n_in);
+        let x = random.floats(rows * n_in, 1.0);
+        for isa in Isa::available() {
+            let devices = [1, 2, 3].map(|threads| Device::new(isa, threads, ComputeDtype::Stored));
+            let run = |device: &Device, first: usize, n: usize| {
+                let raw = RawWeight { bytes: &bytes, format, shape: Shape::from([n_out, n_in]) };
+                let weight = device.ops.load_weight(raw, WeightRole::Matrix).unwrap();
+                let out = device.f32([n, n_out], &vec![0.0; n * n_out]);
+                let x = device.f32([n, n_in], &x[first * n_in..(first + n) * n_in]);
+                device.ops.matmul(MAIN, &x, &weight, None, &out).unwrap();
+                device.read(&out)
+            };
+            let whole = run(&devices[0], 0, rows);
+            for round in 0..12 {
+                let n = 1 + random.below(20);
+                let first = random.below(rows - n + 1);
+                let part = run(&devices[round % 3], first, n);
+                assert_same(&part, &whole[first * n_out..(first + n) * n_out], &format!("{isa} {format:?} {first}+{n}"));
             }
         }
     }

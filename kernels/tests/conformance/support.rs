@@ -119,8 +119,9 @@ pub fn rounded(values: &[f32], dtype: ComputeDtype) -> Vec<f32> {
 /// Each row of `len` rounded to 8 bits, the largest magnitude to 127.
 pub fn rounded_int8(values: &[f32], len: usize) -> Vec<f32> {
     let row = |row: &[f32]| {
-        let scale = row.iter().fold(0.0f32, |m, v| m.max(v.abs())) / 127.0;
-        row.iter().map(|v| if scale > 0.0 { (v / scale).round_ties_even() * scale } else { 0.0 }).collect::<Vec<_>>()
+        let largest = row.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+        let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
+        row.iter().map(|v| (v * inverse).round_ties_even() * (largest / 127.0)).collect::<Vec<_>>()
     };
     values.chunks(len).flat_map(row).collect()
 }
