@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::ops::{Activation, Attention, LayerCache, Linear, Norm, Ops, RopeTable};
+use crate::ops::{Activation, Attention, LayerCache, Linear, Norm, Ops, Qkv, RopeTable};
 use crate::step::StepInputs;
 use crate::stream::{Event, StreamId};
 use crate::tensor::{Buffer, DType, DeviceId, Shape, Tensor};
@@ -140,6 +140,10 @@ impl Ops for DryRun {
     }
 
     fn matmul(&self, _: StreamId, _: &Tensor, _: &Weight, _: Option<&Weight>, _: &Tensor) -> Result<()> {
+        Ok(())
+    }
+
+    fn qkv(&self, _: StreamId, _: &StepInputs, _: &Tensor, _: &Qkv<'_>) -> Result<()> {
         Ok(())
     }
 

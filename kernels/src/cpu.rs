@@ -12,7 +12,7 @@ use crate::cpu::workspace::{Activations, Locals};
 use crate::error::Result;
 use crate::memory::Mapping;
 use crate::op;
-use crate::ops::{Activation, Attention, LayerCache, Linear, Norm, Ops, RopeTable};
+use crate::ops::{Activation, Attention, LayerCache, Linear, Norm, Ops, Qkv, RopeTable};
 use crate::step::StepInputs;
 use crate::stream::{Event, StreamId};
 use crate::tensor::{Buffer, DType, DeviceId, Shape, Tensor};
@@ -219,8 +219,8 @@ impl Ops for CpuOps {
     }
 
     fn embed(&self, _: StreamId, ids: &Tensor, table: &Weight, scale: f32, out: &Tensor) -> Result<()> {
-        let (_machine, access) = self.enter("embed");
-        op::embed::run(&access, ids, table, scale, out)
+        let (mut machine, access) = self.enter("embed");
+        op::embed::run(&mut machine, &access, ids, table, scale, out)
     }
 
     fn rms_norm(&self, _: StreamId, x: &Tensor, norm: &Norm, out: &Tensor) -> Result<()> {
@@ -241,6 +241,11 @@ impl Ops for CpuOps {
     fn matmul(&self, _: StreamId, x: &Tensor, weight: &Weight, bias: Option<&Weight>, out: &Tensor) -> Result<()> {
         let (mut machine, access) = self.enter("matmul");
         op::matmul::run(&mut machine, &access, x, Linear { weight, bias }, out)
+    }
+
+    fn qkv(&self, _: StreamId, step: &StepInputs, x: &Tensor, args: &Qkv<'_>) -> Result<()> {
+        let (mut machine, access) = self.enter("qkv");
+        op::qkv::run(&mut machine, &access, step, x, args)
     }
 
     fn gated_matmul(

@@ -7,4 +7,5 @@ pub(crate) mod embed;
 pub(crate) mod kv;
 pub(crate) mod matmul;
 pub(crate) mod norm;
+pub(crate) mod qkv;
 pub(crate) mod rope;

@@ -100,6 +100,33 @@ pub struct Linear<'a> {
     pub bias: Option<&'a Weight>,
 }
 
+/// Arguments of [`Ops::qkv`].
+#[derive(Clone, Copy, Debug)]
+pub struct Qkv<'a> {
+    /// Projection of queries, `[heads * dim, in]`.
+    pub query: Linear<'a>,
+    /// Projection of keys, `[kv_heads * dim, in]`.
+    pub key: Linear<'a>,
+    /// Projection of values, `[kv_heads * value_dim, in]`.
+    pub value: Linear<'a>,
+    /// Norm of each query head.
+    pub query_norm: Option<&'a Norm>,
+    /// Norm of each key head.
+    pub key_norm: Option<&'a Norm>,
+    /// Rotation of queries and keys.
+    pub rope: &'a RopeTable,
+    /// `[tokens]` u32.
+    pub positions: &'a Tensor,
+    /// Where keys and values go.
+    pub cache: &'a LayerCache,
+    /// `[tokens, heads, dim]` f32: the rotated queries.
+    pub query_out: &'a Tensor,
+    /// `[tokens, kv_heads, dim]` f32, scratch.
+    pub key_scratch: &'a Tensor,
+    /// `[tokens, kv_heads, value_dim]` f32, scratch.
+    pub value_scratch: &'a Tensor,
+}
+
 /// Nonlinearity of a gated feed-forward layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
@@ -201,6 +228,14 @@ pub trait Ops: Send + Sync {
     /// `x: [.., in]` f32, `weight: [out, in]` matrix or embedding, `bias: [out]` vector, `out: [.., out]` f32 with
     /// as many rows as `x`. The output head is this on gathered rows.
     fn matmul(&self, stream: StreamId, x: &Tensor, weight: &Weight, bias: Option<&Weight>, out: &Tensor) -> Result<()>;
+
+    /// Queries, keys and values of a step: projections, norms of heads, rotation, and keys and values into the cache; bit
+    /// for bit what [`matmul`](Ops::matmul), [`head_rms_norm`](Ops::head_rms_norm), [`rope`](Ops::rope) and
+    /// [`write_kv`](Ops::write_kv) make of them.
+    ///
+    /// # Shapes
+    /// `x: [tokens, in]` f32; see [`Qkv`].
+    fn qkv(&self, stream: StreamId, step: &StepInputs, x: &Tensor, args: &Qkv<'_>) -> Result<()>;
 
     /// `out = activation(x G^T + g) * (x U^T + u)`, bit for bit what [`matmul`](Ops::matmul) and
     /// [`gated_activation`](Ops::gated_activation) make of it.

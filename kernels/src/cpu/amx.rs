@@ -28,6 +28,9 @@ pub(crate) static TABLE: Table = Table {
     quantize: avx512::quantize,
     widen: avx512::widen,
     sum_squares: avx512::sum_squares,
+    normalize: avx512::normalize,
+    add: avx512::add,
+    rotate: avx512::rotate,
     gated_activation: avx512::gated_activation,
 };
 

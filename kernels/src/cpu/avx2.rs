@@ -7,7 +7,8 @@ use crate::cpu::grouped::{self, Factor, GroupedDot};
 use crate::cpu::lanes::{Lanes, Quads};
 use crate::cpu::table::Table;
 use crate::cpu::{Isa, simd, simd_grouped};
-use crate::ops::Activation;
+use crate::op::{elementwise, norm, rope};
+use crate::ops::{Activation, RopeStyle};
 
 /// The table of this instruction set; its functions run only where [`Isa::Avx2`] is available.
 pub(crate) static TABLE: Table = Table {
@@ -21,6 +22,9 @@ pub(crate) static TABLE: Table = Table {
     quantize,
     widen,
     sum_squares,
+    normalize,
+    add,
+    rotate,
     gated_activation,
 };
 
@@ -78,6 +82,21 @@ unsafe fn sum_squares(x: &[f32]) -> f32 {
 unsafe fn gated_activation(activation: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
     // SAFETY: the features are enabled here.
     unsafe { simd::gated_activation::<__m256>(activation, gate, up, out) }
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn normalize(x: &[f32], factor: f32, weight: &[f32], out: &mut [f32]) {
+    norm::normalize(x, factor, weight, out);
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn add(x: &mut [f32], y: &[f32]) {
+    elementwise::add_to(x, y);
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn rotate(style: RopeStyle, head: &mut [f32], cos: &[f32], sin: &[f32]) {
+    rope::rotate(style, head, cos, sin);
 }
 
 impl Lanes for __m256 {

@@ -65,6 +65,7 @@ impl Grouping {
         Some(Self { planes, scale })
     }
 
+    #[inline(always)]
     pub(crate) fn super_bytes(self) -> usize {
         match self.scale {
             ScaleKind::Centred { .. } | ScaleKind::Minimum => 0,
@@ -73,6 +74,7 @@ impl Grouping {
         }
     }
 
+    #[inline(always)]
     pub(crate) fn header_bytes(self) -> usize {
         match self.scale {
             ScaleKind::Minimum => 4 * STRIP,
@@ -80,6 +82,7 @@ impl Grouping {
         }
     }
 
+    #[inline(always)]
     pub(crate) fn code_bytes(self) -> usize {
         match self.planes {
             None => ELEMENTS,
@@ -87,6 +90,7 @@ impl Grouping {
         }
     }
 
+    #[inline(always)]
     fn group_bytes(self) -> usize {
         self.header_bytes() + self.code_bytes()
     }
@@ -97,6 +101,7 @@ impl Grouping {
     }
 
     /// Where a strip's group lies in its panel: at the super-block's scales when it begins one, else at its header.
+    #[inline(always)]
     pub(crate) fn offset(self, group: usize, strip: usize) -> usize {
         let before = 2 * (group * self.group_bytes() + group.div_ceil(SUPER) * self.super_bytes());
         let own = self.group_bytes() + if group.is_multiple_of(SUPER) { self.super_bytes() } else { 0 };
@@ -104,6 +109,7 @@ impl Grouping {
     }
 
     /// Where a group's header lies, and where the scales of its super-block do.
+    #[inline(always)]
     pub(crate) fn places(self, group: usize, strip: usize) -> (usize, usize) {
         let first = group - group % SUPER;
         let header = self.offset(group, strip) + if group == first { self.super_bytes() } else { 0 };

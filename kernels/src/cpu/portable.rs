@@ -7,6 +7,7 @@ use crate::cpu::grouped::{self, GroupedDot};
 use crate::cpu::lanes::{Lanes, Quads};
 use crate::cpu::table::Table;
 use crate::cpu::{Isa, scalar, simd, simd_grouped};
+use crate::op::{elementwise, norm, rope};
 use crate::ops::Activation;
 
 /// Runs on every machine.
@@ -21,6 +22,9 @@ pub(crate) static TABLE: Table = Table {
     quantize: dot::quantize,
     widen: scalar::widen,
     sum_squares,
+    normalize: norm::normalize,
+    add: elementwise::add_to,
+    rotate: rope::rotate,
     gated_activation,
 };
 
@@ -160,8 +164,14 @@ impl Quads for Array {
     #[inline(always)]
     unsafe fn with_bits(codes: [u8; 32], bits: *const u8, worth: u8) -> [u8; 32] {
         // SAFETY: as the trait demands.
-        let bits = u32::from_le_bytes(unsafe { bits.cast::<[u8; 4]>().read_unaligned() });
-        std::array::from_fn(|i| codes[i] + (bits >> i & 1) as u8 * worth)
+        let bits = unsafe { bits.cast::<[u8; 4]>().read_unaligned() };
+        let mut codes = codes;
+        for (codes, bits) in codes.chunks_exact_mut(8).zip(bits) {
+            for (i, code) in codes.iter_mut().enumerate() {
+                *code += (bits >> i & 1) * worth;
+            }
+        }
+        codes
     }
     #[inline(always)]
     unsafe fn ints(value: i32) -> [i32; 8] {
@@ -169,11 +179,14 @@ impl Quads for Array {
     }
     #[inline(always)]
     unsafe fn dot(sums: [i32; 8], codes: [u8; 32], x: i32) -> [i32; 8] {
-        let x = x.to_le_bytes().map(|x| i32::from(x.cast_signed()));
-        std::array::from_fn(|i| {
-            let code = |j: usize| i32::from(codes[4 * i + j]) * x[j];
-            sums[i] + ((code(0) + code(1)) + (code(2) + code(3)))
-        })
+        let x = x.to_le_bytes();
+        let mut sums = sums;
+        for (sum, codes) in sums.iter_mut().zip(codes.chunks_exact(4)) {
+            for (&code, &x) in codes.iter().zip(&x) {
+                *sum += i32::from(code) * i32::from(x.cast_signed());
+            }
+        }
+        sums
     }
     #[inline(always)]
     unsafe fn float(ints: [i32; 8]) -> Self {

@@ -4,7 +4,7 @@ use half::slice::{HalfBitsSliceExt, HalfFloatSliceExt};
 
 use crate::cpu::table::Table;
 use crate::cpu::{Isa, dot, grouped};
-use crate::op::{activation, norm};
+use crate::op::{activation, elementwise, norm, rope};
 
 /// Runs on every machine and judges all other tables.
 pub(crate) static TABLE: Table = Table {
@@ -18,6 +18,9 @@ pub(crate) static TABLE: Table = Table {
     quantize: dot::quantize,
     widen,
     sum_squares: norm::reference_sum_squares,
+    normalize: norm::normalize,
+    add: elementwise::add_to,
+    rotate: rope::rotate,
     gated_activation: activation::reference,
 };
 

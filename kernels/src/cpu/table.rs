@@ -4,7 +4,7 @@ use crate::cpu::dot::Dot;
 use crate::cpu::grouped::{Factor, GroupedDot};
 use crate::cpu::{Isa, portable, scalar};
 use crate::error::Result;
-use crate::ops::Activation;
+use crate::ops::{Activation, RopeStyle};
 
 /// Functions of one instruction set; unsafe because they run only where [`Isa::check`] passes.
 pub(crate) struct Table {
@@ -22,6 +22,12 @@ pub(crate) struct Table {
     /// f16 to f32.
     pub(crate) widen: unsafe fn(&[u16], &mut [f32]),
     pub(crate) sum_squares: unsafe fn(&[f32]) -> f32,
+    /// `out = x * factor * weight`.
+    pub(crate) normalize: unsafe fn(&[f32], f32, &[f32], &mut [f32]),
+    /// `x += y`.
+    pub(crate) add: unsafe fn(&mut [f32], &[f32]),
+    /// Rotates the pairs of a head by cosines and sines.
+    pub(crate) rotate: unsafe fn(RopeStyle, &mut [f32], &[f32], &[f32]),
     pub(crate) gated_activation: unsafe fn(Activation, &[f32], &[f32], &mut [f32]),
 }
 

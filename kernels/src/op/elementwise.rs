@@ -1,6 +1,6 @@
 //! Operators that touch each element once: add, scale, soft cap, copy and gather.
 //!
-//! The plain forms are the only ones: the compiler vectorises them, and rounding is the same at any width.
+//! The plain forms are the only ones: rounding is the same at any width.
 
 use crate::cpu::Machine;
 use crate::cpu::access::{Access, Shared};
@@ -16,10 +16,20 @@ pub(crate) fn add(machine: &mut Machine, access: &Access, x: &Tensor, y: &Tensor
     let addend = access.read::<f32>("y", y, DType::F32)?;
     // SAFETY: the other tensor of this call is named.
     let values = unsafe { access.write::<f32>("x", x, DType::F32, &[y])? };
+    let add = machine.table.add;
     each_chunk(machine, values, &|start, x| {
-        x.iter_mut().zip(&addend[start..]).for_each(|(x, y)| *x += y);
+        // SAFETY: the table was chosen by `Table::of`, which checks that this CPU has its instruction set.
+        unsafe { add(x, &addend[start..start + x.len()]) };
     });
     Ok(())
+}
+
+/// The plain sum, for every instruction set: the compiler makes vectors of it.
+#[inline(always)]
+pub(crate) fn add_to(x: &mut [f32], y: &[f32]) {
+    for (x, y) in x.iter_mut().zip(y) {
+        *x += y;
+    }
 }
 
 /// `x *= factor`.

@@ -3,13 +3,24 @@
 //! # Shapes
 //! `ids: [tokens]` u32 below `vocab`, `table: [vocab, hidden]`, `out: [tokens, hidden]` f32.
 
-use crate::cpu::access::Access;
+use crate::cpu::Machine;
+use crate::cpu::access::{Access, Shared};
 use crate::error::Result;
 use crate::tensor::{DType, Tensor};
 use crate::weight::Weight;
 
+/// Elementary operations that an element is worth: each lies on a cache line of its own.
+const LOAD_WORK: usize = 16;
+
 /// Checks the contract and copies.
-pub(crate) fn run(access: &Access, ids: &Tensor, table: &Weight, scale: f32, out: &Tensor) -> Result<()> {
+pub(crate) fn run(
+    machine: &mut Machine,
+    access: &Access,
+    ids: &Tensor,
+    table: &Weight,
+    scale: f32,
+    out: &Tensor,
+) -> Result<()> {
     let panels = access.panels("table", table)?;
     let expected = [ids.shape().elements(), panels.n_in];
     access.shape("ids", ids, ids.dims().len() == 1, "[tokens]")?;
@@ -18,9 +29,13 @@ pub(crate) fn run(access: &Access, ids: &Tensor, table: &Weight, scale: f32, out
     rows.iter().try_for_each(|&id| access.index("token id", id as usize, panels.n_out))?;
     // SAFETY: the other tensor of this call is named.
     let output = unsafe { access.write::<f32>("out", out, DType::F32, &[ids])? };
-    for (&id, out) in rows.iter().zip(output.chunks_exact_mut(panels.n_in)) {
-        panels.row(id as usize, out);
+    let (work, n_in) = (output.len() * LOAD_WORK, panels.n_in);
+    let output = Shared::new(output);
+    machine.split(work, rows.len(), &|_, _, row| {
+        // SAFETY: each row is one chunk.
+        let out = unsafe { output.part(row * n_in, n_in) };
+        panels.row(rows[row] as usize, out);
         out.iter_mut().for_each(|value| *value *= scale);
-    }
+    });
     Ok(())
 }

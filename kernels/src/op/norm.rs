@@ -24,8 +24,7 @@ pub(crate) fn run(machine: &mut Machine, access: &Access, x: &Tensor, norm: &Nor
         let x = &input[row * hidden..(row + 1) * hidden];
         // SAFETY: each row is one chunk.
         let out = unsafe { output.part(row * hidden, hidden) };
-        let inverse = inverse_rms(table, x, norm.epsilon);
-        out.iter_mut().zip(x).zip(weight).for_each(|((out, x), weight)| *out = x * inverse * weight);
+        row_norm(table, x, weight, norm.epsilon, out);
     });
     Ok(())
 }
@@ -54,9 +53,9 @@ pub(crate) fn run_add(
         let x = &input[row * hidden..(row + 1) * hidden];
         // SAFETY: each row is one chunk.
         let (sum, out) = unsafe { (sum.part(row * hidden, hidden), output.part(row * hidden, hidden)) };
-        sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
-        let inverse = inverse_rms(table, sum, norm.epsilon);
-        out.iter_mut().zip(&*sum).zip(weight).for_each(|((out, x), weight)| *out = x * inverse * weight);
+        // SAFETY: the table was chosen by `Table::of`, which checks that this CPU has its instruction set.
+        unsafe { (table.add)(sum, x) };
+        row_norm(table, sum, weight, norm.epsilon, out);
     });
     Ok(())
 }
@@ -87,10 +86,23 @@ fn each_row(machine: &mut Machine, len: usize, hidden: usize, body: &(dyn Fn(usi
     });
 }
 
+fn row_norm(table: &Table, x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]) {
+    // SAFETY: the table was chosen by `Table::of`, which checks that this CPU has its instruction set.
+    unsafe { (table.normalize)(x, inverse_rms(table, x, epsilon), weight, out) };
+}
+
 fn inverse_rms(table: &Table, x: &[f32], epsilon: f32) -> f32 {
     // SAFETY: the table was chosen by `Table::of`, which checks that this CPU has its instruction set.
     let squares = unsafe { (table.sum_squares)(x) };
     1.0 / (squares / x.len() as f32 + epsilon).sqrt()
+}
+
+/// The plain scaling of a row, for every instruction set: the compiler makes vectors of it.
+#[inline(always)]
+pub(crate) fn normalize(x: &[f32], factor: f32, weight: &[f32], out: &mut [f32]) {
+    for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
+        *out = x * factor * weight;
+    }
 }
 
 /// The plain sum of squares, accumulated in f64: what all others approximate.

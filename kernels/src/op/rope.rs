@@ -34,30 +34,34 @@ pub(crate) fn run(
     if pairs == 0 || values.is_empty() {
         return Ok(());
     }
-    let (style, work) = (rope.style(), values.len());
+    let (style, work, rotate) = (rope.style(), values.len(), machine.table.rotate);
     let values = Shared::new(values);
     machine.run(work, tokens, &|_, token| {
         let (cos, sin) = table[places[token] as usize * 2 * pairs..][..2 * pairs].split_at(pairs);
         // SAFETY: each token is one chunk.
         let row = unsafe { values.part(token * heads * dim, heads * dim) };
-        row.chunks_exact_mut(dim).for_each(|head| rotate(style, &mut head[..2 * pairs], cos, sin));
+        for head in row.chunks_exact_mut(dim) {
+            // SAFETY: the table was chosen by `Table::of`, which checks that this CPU has its instruction set.
+            unsafe { rotate(style, &mut head[..2 * pairs], cos, sin) };
+        }
     });
     Ok(())
 }
 
-/// The plain form, which the compiler vectorises.
-fn rotate(style: RopeStyle, head: &mut [f32], cos: &[f32], sin: &[f32]) {
-    let turn = |a: &mut f32, b: &mut f32, cos: &f32, sin: &f32| (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+/// The plain form, for every instruction set: the compiler makes vectors of it.
+#[inline(always)]
+pub(crate) fn rotate(style: RopeStyle, head: &mut [f32], cos: &[f32], sin: &[f32]) {
     match style {
         RopeStyle::HalfSplit => {
             let (first, second) = head.split_at_mut(cos.len());
-            let pairs = first.iter_mut().zip(second).zip(cos.iter().zip(sin));
-            pairs.for_each(|((a, b), (cos, sin))| turn(a, b, cos, sin));
+            for ((a, b), (cos, sin)) in first.iter_mut().zip(second).zip(cos.iter().zip(sin)) {
+                (*a, *b) = (*a * cos - *b * sin, *b * cos + *a * sin);
+            }
         }
         RopeStyle::Interleaved => {
             for (pair, (cos, sin)) in head.chunks_exact_mut(2).zip(cos.iter().zip(sin)) {
-                let [a, b] = pair else { unreachable!("chunks of two") };
-                turn(a, b, cos, sin);
+                let (a, b) = (pair[0], pair[1]);
+                (pair[0], pair[1]) = (a * cos - b * sin, b * cos + a * sin);
             }
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Hot path: no allocation, no lock, no log.
 
-use kernels::{Arena, Attention, DType, LayerCache, Norm, Result, RopeTable, Tensor};
+use kernels::{Arena, Attention, DType, LayerCache, Norm, Qkv, Result, RopeTable, Tensor};
 
 use super::{Linear, Pass};
 use crate::config::ModelConfig;
@@ -56,19 +56,21 @@ impl SelfAttention {
         out: &Tensor,
     ) -> Result<()> {
         let AttentionScratch { query, key, value, mixed } = scratch;
-        self.query.forward(pass, x, &flat(query)?)?;
-        self.key.forward(pass, x, &flat(key)?)?;
-        self.value.forward(pass, x, &flat(value)?)?;
         let (ops, stream) = (pass.ops, pass.stream);
-        if let Some(norm) = &self.query_norm {
-            ops.head_rms_norm(stream, query, norm)?;
-        }
-        if let Some(norm) = &self.key_norm {
-            ops.head_rms_norm(stream, key, norm)?;
-        }
-        ops.rope(stream, query, &pass.positions, &self.rope)?;
-        ops.rope(stream, key, &pass.positions, &self.rope)?;
-        ops.write_kv(stream, pass.step, key, value, cache)?;
+        let args = Qkv {
+            query: self.query.operand(),
+            key: self.key.operand(),
+            value: self.value.operand(),
+            query_norm: self.query_norm.as_ref(),
+            key_norm: self.key_norm.as_ref(),
+            rope: &self.rope,
+            positions: &pass.positions,
+            cache,
+            query_out: query,
+            key_scratch: key,
+            value_scratch: value,
+        };
+        ops.qkv(stream, pass.step, x, &args)?;
         let (scale, window, soft_cap) = (self.scale, self.window, self.soft_cap);
         ops.paged_attention(stream, pass.step, &Attention { query, cache, scale, window, soft_cap, out: mixed })?;
         self.output.forward(pass, &flat(mixed)?, out)

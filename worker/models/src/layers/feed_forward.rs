@@ -14,17 +14,15 @@ pub(crate) struct FeedForward {
     pub(crate) activation: Activation,
 }
 
-/// Tensors that every layer's feed-forward uses in turn, each `[tokens, intermediate]`.
+/// What every layer's feed-forward uses in turn.
 pub(crate) struct FeedForwardScratch {
-    gate: Tensor,
-    up: Tensor,
+    /// `[tokens, intermediate]`.
     gated: Tensor,
 }
 
 impl FeedForwardScratch {
     pub(crate) fn take(arena: &mut Arena, config: &ModelConfig, n_tokens: usize) -> Result<Self> {
-        let mut inner = || arena.take([n_tokens, config.intermediate_size], DType::F32);
-        Ok(Self { gate: inner()?, up: inner()?, gated: inner()? })
+        Ok(Self { gated: arena.take([n_tokens, config.intermediate_size], DType::F32)? })
     }
 }
 
@@ -38,10 +36,8 @@ impl FeedForward {
         scratch: &FeedForwardScratch,
         out: &Tensor,
     ) -> Result<()> {
-        let FeedForwardScratch { gate, up, gated } = scratch;
-        self.gate.forward(pass, x, gate)?;
-        self.up.forward(pass, x, up)?;
-        pass.ops.gated_activation(pass.stream, self.activation, gate, up, gated)?;
+        let FeedForwardScratch { gated } = scratch;
+        pass.ops.gated_matmul(pass.stream, x, [self.gate.operand(), self.up.operand()], self.activation, gated)?;
         self.down.forward(pass, gated, out)
     }
 

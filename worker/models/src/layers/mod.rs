@@ -29,6 +29,11 @@ impl Linear {
         pass.ops.matmul(pass.stream, x, &self.weight, self.bias.as_ref(), out)
     }
 
+    /// As fused operators take it.
+    pub(crate) fn operand(&self) -> kernels::Linear<'_> {
+        kernels::Linear { weight: &self.weight, bias: self.bias.as_ref() }
+    }
+
     pub(crate) fn n_bytes(&self) -> usize {
         self.weight.n_bytes() + self.bias.as_ref().map_or(0, Weight::n_bytes)
     }
