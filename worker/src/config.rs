@@ -17,11 +17,15 @@ use crate::error::Error;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WeightDtype {
-    /// Rounded to bf16 at load; f32 accumulation.
+    /// As they are stored: quantised formats stay quantised.
     #[default]
+    Stored,
+    /// Rounded to bf16 at load; f32 accumulation.
     Bf16,
     /// Kept or widened to f32: for comparison with references.
     F32,
+    /// Rounded to 8 bits at load, with a scale for each output; activations with a scale for each token (W8A8).
+    Int8,
 }
 
 /// The `[worker]` table.
@@ -97,7 +101,7 @@ impl Default for Config {
             advertise: String::new(),
             model: PathBuf::new(),
             model_name: String::new(),
-            dtype: WeightDtype::Bf16,
+            dtype: WeightDtype::Stored,
             kv_dtype: None,
             block_size: 16,
             n_blocks: None,
@@ -174,14 +178,16 @@ impl Config {
 
     pub(crate) fn compute_dtype(&self) -> ComputeDtype {
         match self.dtype {
+            WeightDtype::Stored => ComputeDtype::Stored,
             WeightDtype::Bf16 => ComputeDtype::Bf16,
             WeightDtype::F32 => ComputeDtype::F32,
+            WeightDtype::Int8 => ComputeDtype::Int8,
         }
     }
 
     pub(crate) fn cache_dtype(&self) -> KvDtype {
         self.kv_dtype.unwrap_or(match self.dtype {
-            WeightDtype::Bf16 => KvDtype::Bf16,
+            WeightDtype::Stored | WeightDtype::Bf16 | WeightDtype::Int8 => KvDtype::Bf16,
             WeightDtype::F32 => KvDtype::F32,
         })
     }

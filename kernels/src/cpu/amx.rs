@@ -87,8 +87,7 @@ unsafe fn configure(first: usize, second: usize) {
         return;
     }
     SHAPE.set(shape);
-    let mut config =
-        TileConfig { palette: 1, start_row: 0, _reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+    let mut config = TileConfig { palette: 1, start_row: 0, _reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
     let second = shape[1].max(1);
     let rows = [shape[0], shape[0], second, second, shape[0], second, 16, 16];
     config.rows[..8].copy_from_slice(&rows);

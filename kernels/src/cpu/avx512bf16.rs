@@ -96,9 +96,9 @@ unsafe fn bf16_block<const R: usize>(dot: &mut Dot<'_, u16, u16, f32>, row: usiz
                     for pair in 0..GROUP / 2 {
                         let line = part.add(strip * GROUP * STRIP + pair * 2 * STRIP);
                         let w = bf16_of(_mm512_loadu_si512(line.cast()));
-                        for r in 0..R {
+                        for (r, sum) in sums.iter_mut().enumerate() {
                             let bits = x.add(r * dot.stride + 2 * pair).cast::<i32>().read_unaligned();
-                            sums[r] = _mm512_dpbf16_ps(sums[r], bf16_of(_mm512_set1_epi32(bits)), w);
+                            *sum = _mm512_dpbf16_ps(*sum, bf16_of(_mm512_set1_epi32(bits)), w);
                         }
                     }
                 }
@@ -144,9 +144,9 @@ unsafe fn int8_block<const R: usize>(dot: &mut Dot<'_, u8, i8, i32>, row: usize)
                 for quad in 0..GROUP_INT8 / 4 {
                     let line = part.add(strip * GROUP_INT8 * STRIP + quad * 4 * STRIP);
                     let w = _mm512_loadu_si512(line.cast());
-                    for r in 0..R {
+                    for (r, sum) in sums.iter_mut().enumerate() {
                         let x = x.add(r * dot.stride + 4 * quad).cast::<i32>().read_unaligned();
-                        sums[r] = _mm512_dpbusd_epi32(sums[r], _mm512_set1_epi32(x), w);
+                        *sum = _mm512_dpbusd_epi32(*sum, _mm512_set1_epi32(x), w);
                     }
                 }
             }

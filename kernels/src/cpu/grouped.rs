@@ -136,8 +136,7 @@ impl Grouping {
             }
             Scales::SuperHalves { d, s } => {
                 half(panel, super_block, d);
-                (panel[header + column], panel[header + STRIP + column]) =
-                    (s[0].cast_unsigned(), s[1].cast_unsigned());
+                (panel[header + column], panel[header + STRIP + column]) = (s[0].cast_unsigned(), s[1].cast_unsigned());
             }
         }
         let codes_at = header + self.header_bytes();
@@ -256,7 +255,8 @@ pub(crate) fn reference(dot: &mut GroupedDot<'_>) {
             for group in 0..dot.groups {
                 let places = grouping.places(group, strip);
                 let codes = &dot.panel[places.0 + grouping.header_bytes()..][..grouping.code_bytes()];
-                let (x, factor) = (&dot.x[(row * dot.groups + group) * GROUP..][..GROUP], dot.factors[row * dot.groups + group]);
+                let (x, factor) =
+                    (&dot.x[(row * dot.groups + group) * GROUP..][..GROUP], dot.factors[row * dot.groups + group]);
                 let product = |half: usize| -> i32 {
                     let inputs = half * GROUP / 2..(half + 1) * GROUP / 2;
                     inputs.map(|i| i32::from(grouping.code(codes, i / 4, 4 * lane + i % 4)) * i32::from(x[i])).sum()

@@ -27,8 +27,7 @@ pub enum Isa {
 
 impl Isa {
     /// All of them, slowest first.
-    pub const ALL: [Self; 6] =
-        [Self::Scalar, Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Amx];
+    pub const ALL: [Self; 6] = [Self::Scalar, Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Amx];
 
     /// The fastest that this CPU has.
     pub fn best() -> Self {
@@ -114,10 +113,7 @@ impl FromStr for Isa {
 
     fn from_str(name: &str) -> Result<Self> {
         let found = Self::ALL.into_iter().find(|isa| isa.name() == name);
-        found.ok_or_else(|| Error::IsaUnknown {
-            name: name.to_owned(),
-            known: Self::ALL.map(Self::name).join(", "),
-        })
+        found.ok_or_else(|| Error::IsaUnknown { name: name.to_owned(), known: Self::ALL.map(Self::name).join(", ") })
     }
 }
 

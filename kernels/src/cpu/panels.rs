@@ -195,15 +195,20 @@ impl Panels {
         let pairs = |group: usize, inner: usize| {
             move |input: usize| {
                 let (strip, within) = (column / STRIP, input % group);
-                (input / group * 2 + strip) * STRIP * group + within / inner * STRIP * inner
+                (input / group * 2 + strip) * STRIP * group
+                    + within / inner * STRIP * inner
                     + column % STRIP * inner
                     + within % inner
             }
         };
         match self.layout {
             Layout::F32 => pick(elements::<f32>(panel), |input| input * PANEL + column, out, |value| value),
-            Layout::F16 => pick(elements(panel), |input| input * PANEL + column, out, |bits| f16::from_bits(bits).to_f32()),
-            Layout::Bf16 => pick(elements::<u16>(panel), pairs(GROUP, 2), out, |bits| f32::from_bits(u32::from(bits) << 16)),
+            Layout::F16 => {
+                pick(elements(panel), |input| input * PANEL + column, out, |bits| f16::from_bits(bits).to_f32())
+            }
+            Layout::Bf16 => {
+                pick(elements::<u16>(panel), pairs(GROUP, 2), out, |bits| f32::from_bits(u32::from(bits) << 16))
+            }
             Layout::Int8 => {
                 let scale = self.int8_tail(panel).1[column];
                 pick(elements::<i8>(panel), pairs(GROUP_INT8, 4), out, |code| f32::from(code) * scale);

@@ -97,10 +97,7 @@ unsafe fn block<V: Quads, const VNNI: bool, const R: usize>(
                                 let bits = codes.sub(4 * lane).add(at + lane / 2);
                                 let [even, odd] = both;
                                 let worth = 16 << plane;
-                                both = [
-                                    V::with_bits(even, bits, worth),
-                                    V::with_bits(odd, bits.add(QUAD / 8), worth),
-                                ];
+                                both = [V::with_bits(even, bits, worth), V::with_bits(odd, bits.add(QUAD / 8), worth)];
                             }
                             both
                         }

@@ -242,12 +242,24 @@ impl Task<'_> {
         }
     }
 
-    fn bf16<'a>(&'a self, stride: usize, inputs: &Range<usize>, panel: &'a [u16], sums: &'a mut [f32]) -> Dot<'a, u16, u16, f32> {
+    fn bf16<'a>(
+        &'a self,
+        stride: usize,
+        inputs: &Range<usize>,
+        panel: &'a [u16],
+        sums: &'a mut [f32],
+    ) -> Dot<'a, u16, u16, f32> {
         let x = &self.activations.bf16[self.rows.start * stride + inputs.start..];
         Dot { x, stride, rows: self.rows.len(), depth: inputs.len(), panel, sums }
     }
 
-    fn f32<'a>(&'a self, stride: usize, inputs: &Range<usize>, panel: &'a [f32], sums: &'a mut [f32]) -> Dot<'a, f32, f32, f32> {
+    fn f32<'a>(
+        &'a self,
+        stride: usize,
+        inputs: &Range<usize>,
+        panel: &'a [f32],
+        sums: &'a mut [f32],
+    ) -> Dot<'a, f32, f32, f32> {
         let x = &self.x[self.rows.start * stride + inputs.start..];
         Dot { x, stride, rows: self.rows.len(), depth: inputs.len(), panel, sums }
     }

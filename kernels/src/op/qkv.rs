@@ -13,13 +13,7 @@ use crate::step::StepInputs;
 use crate::tensor::{DType, Tensor};
 
 /// Checks the contracts of all parts and computes.
-pub(crate) fn run(
-    machine: &mut Machine,
-    access: &Access,
-    step: &StepInputs,
-    x: &Tensor,
-    args: &Qkv<'_>,
-) -> Result<()> {
+pub(crate) fn run(machine: &mut Machine, access: &Access, step: &StepInputs, x: &Tensor, args: &Qkv<'_>) -> Result<()> {
     project(machine, access, x, args)?;
     for (tensor, norm) in [(args.query_out, args.query_norm), (args.key_scratch, args.key_norm)] {
         if let Some(norm) = norm {
@@ -40,7 +34,8 @@ fn project(machine: &mut Machine, access: &Access, x: &Tensor, args: &Qkv<'_>) -
             Err(Error::Shape { op, tensor: name, expected, actual: tensor.shape() })
         }
     };
-    let [query, key, value] = [flat("query_out", outs[0])?, flat("key_scratch", outs[1])?, flat("value_scratch", outs[2])?];
+    let [query, key, value] =
+        [flat("query_out", outs[0])?, flat("key_scratch", outs[1])?, flat("value_scratch", outs[2])?];
     let operands = [
         Operand::new(access, x, args.query, &query)?,
         Operand::new(access, x, args.key, &key)?,

@@ -101,7 +101,11 @@ fn stored_products_do_not_depend_on_company() {
                 let n = 1 + random.below(20);
                 let first = random.below(rows - n + 1);
                 let part = run(&devices[round % 3], first, n);
-                assert_same(&part, &whole[first * n_out..(first + n) * n_out], &format!("{isa} {format:?} {first}+{n}"));
+                assert_same(
+                    &part,
+                    &whole[first * n_out..(first + n) * n_out],
+                    &format!("{isa} {format:?} {first}+{n}"),
+                );
             }
         }
     }
@@ -114,7 +118,9 @@ fn raw(random: &mut Random, format: WeightFormat, n_out: usize, n_in: usize) -> 
     let (block, halves): (usize, &[usize]) = match format {
         WeightFormat::F32 => (4, &[2]),
         WeightFormat::F16 | WeightFormat::Bf16 => (2, &[0]),
-        WeightFormat::Q4_1 | WeightFormat::Q5_1 | WeightFormat::Q4K | WeightFormat::Q5K => (format.block_bytes(), &[0, 2]),
+        WeightFormat::Q4_1 | WeightFormat::Q5_1 | WeightFormat::Q4K | WeightFormat::Q5K => {
+            (format.block_bytes(), &[0, 2])
+        }
         WeightFormat::Q6K => (format.block_bytes(), &[208]),
         _ => (format.block_bytes(), &[0]),
     };

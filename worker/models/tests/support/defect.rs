@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use kernels::tensor::{as_bytes, as_bytes_mut};
 use kernels::{
-    Activation, Attention, DType, DeviceId, Event, LayerCache, Norm, Ops, RawWeight, Result, RopeTable, Shape,
-    StepInputs, StreamId, Tensor, Weight, WeightRole,
+    Activation, Attention, DType, DeviceId, Event, LayerCache, Linear, Norm, Ops, Qkv, RawWeight, Result, RopeTable,
+    Shape, StepInputs, StreamId, Tensor, Weight, WeightRole,
 };
 
 /// What is wrong.
@@ -71,6 +71,36 @@ impl Ops for Defective {
         self.inner.matmul(stream, &first, weight, bias, out)?;
         self.inner.matmul(stream, &second, weight, None, &rest)?;
         self.inner.add(stream, out, &rest)
+    }
+
+    /// In parts, so that defects of the parts show.
+    fn qkv(&self, stream: StreamId, step: &StepInputs, x: &Tensor, args: &Qkv<'_>) -> Result<()> {
+        let parts = [(args.query, args.query_out), (args.key, args.key_scratch), (args.value, args.value_scratch)];
+        for (linear, out) in parts {
+            let dims = out.dims();
+            self.matmul(stream, x, linear.weight, linear.bias, &out.view([dims[0], dims[1] * dims[2]])?)?;
+        }
+        for (tensor, norm) in [(args.query_out, args.query_norm), (args.key_scratch, args.key_norm)] {
+            if let Some(norm) = norm {
+                self.head_rms_norm(stream, tensor, norm)?;
+            }
+            self.rope(stream, tensor, args.positions, args.rope)?;
+        }
+        self.write_kv(stream, step, args.key_scratch, args.value_scratch, args.cache)
+    }
+
+    fn gated_matmul(
+        &self,
+        stream: StreamId,
+        x: &Tensor,
+        [gate, up]: [Linear<'_>; 2],
+        activation: Activation,
+        out: &Tensor,
+    ) -> Result<()> {
+        let (g, u) = (self.inner.alloc(out.shape(), DType::F32)?, self.inner.alloc(out.shape(), DType::F32)?);
+        self.matmul(stream, x, gate.weight, gate.bias, &g)?;
+        self.matmul(stream, x, up.weight, up.bias, &u)?;
+        self.gated_activation(stream, activation, &g, &u, out)
     }
 
     fn write_kv(&self, stream: StreamId, step: &StepInputs, k: &Tensor, v: &Tensor, cache: &LayerCache) -> Result<()> {
