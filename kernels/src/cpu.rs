@@ -37,6 +37,7 @@ mod pool;
 mod portable;
 mod scalar;
 mod simd;
+#[expect(clippy::needless_range_loop, reason = "registers are arrays over rows and columns alike")]
 mod simd_grouped;
 pub(crate) mod table;
 pub(crate) mod workspace;

@@ -140,13 +140,27 @@ unsafe fn int8_block<const R: usize>(dot: &mut Dot<'_, u8, i8, i32>, row: usize)
         let mut part = dot.panel.as_ptr();
         for group in 0..dot.depth / GROUP_INT8 {
             let x = x.add(group * GROUP_INT8);
-            for (strip, sums) in [&mut low, &mut high].into_iter().enumerate() {
+            if R <= IN_ORDER {
+                for (strip, sums) in [&mut low, &mut high].into_iter().enumerate() {
+                    for quad in 0..GROUP_INT8 / 4 {
+                        let line = part.add(strip * GROUP_INT8 * STRIP + quad * 4 * STRIP);
+                        let w = _mm512_loadu_si512(line.cast());
+                        for (r, sum) in sums.iter_mut().enumerate() {
+                            let x = x.add(r * dot.stride + 4 * quad).cast::<i32>().read_unaligned();
+                            *sum = _mm512_dpbusd_epi32(*sum, _mm512_set1_epi32(x), w);
+                        }
+                    }
+                }
+            } else {
                 for quad in 0..GROUP_INT8 / 4 {
-                    let line = part.add(strip * GROUP_INT8 * STRIP + quad * 4 * STRIP);
-                    let w = _mm512_loadu_si512(line.cast());
-                    for (r, sum) in sums.iter_mut().enumerate() {
+                    let line = part.add(quad * 4 * STRIP);
+                    let w_low = _mm512_loadu_si512(line.cast());
+                    let w_high = _mm512_loadu_si512(line.add(GROUP_INT8 * STRIP).cast());
+                    for r in 0..R {
                         let x = x.add(r * dot.stride + 4 * quad).cast::<i32>().read_unaligned();
-                        *sum = _mm512_dpbusd_epi32(*sum, _mm512_set1_epi32(x), w);
+                        let x = _mm512_set1_epi32(x);
+                        low[r] = _mm512_dpbusd_epi32(low[r], x, w_low);
+                        high[r] = _mm512_dpbusd_epi32(high[r], x, w_high);
                     }
                 }
             }

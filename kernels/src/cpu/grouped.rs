@@ -1,7 +1,8 @@
 //! Quantised weights as panels hold them: groups of 32 inputs, codes in planes, scales beside them.
 //!
-//! A strip is 16 columns. Of each strip and group there are, one after the other: at the start of every eighth group
-//! the super-block's own scales, the group's scales, the codes. Codes are in quad order: quad `q` is inputs
+//! A strip is 16 columns. Of each group there are, each part for one strip and then the other: at the start of every
+//! eighth group the super-block's own scales, the group's scales, the codes; codes begin at cache lines. They are in quad
+//! order: quad `q` is inputs
 //! `4 q..4 q + 4`, element `e` of its 64 is column `e / 4`, input `4 q + e % 4`: what one AVX-512 register of bytes holds.
 //!
 //! Codes: either one byte each, `[8 quads][64]`, or nibbles, `[4][64]` where byte `e` of line `i` holds quad `2 i` low
@@ -30,6 +31,15 @@ pub(crate) struct Grouping {
     /// Bits above the fourth in planes; `None` has a byte for each code.
     pub(crate) planes: Option<u8>,
     pub(crate) scale: ScaleKind,
+}
+
+/// Offsets in a panel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Places {
+    pub(crate) header: usize,
+    pub(crate) codes: usize,
+    /// Scales of the super-block, where the format has one.
+    pub(crate) super_block: usize,
 }
 
 /// What stands in a group's header, for each of 16 columns.
@@ -90,36 +100,28 @@ impl Grouping {
         }
     }
 
+    /// Bytes of a panel of two strips over `n_groups`: whole cache lines.
     #[inline(always)]
-    fn group_bytes(self) -> usize {
-        self.header_bytes() + self.code_bytes()
-    }
-
-    /// Bytes of a panel of two strips over `n_groups`.
     pub(crate) fn panel_bytes(self, n_groups: usize) -> usize {
-        2 * (n_groups * self.group_bytes() + n_groups.div_ceil(SUPER) * self.super_bytes())
+        2 * (n_groups * (self.header_bytes() + self.code_bytes()) + n_groups.div_ceil(SUPER) * self.super_bytes())
     }
 
-    /// Where a strip's group lies in its panel: at the super-block's scales when it begins one, else at its header.
+    /// Where the parts of a strip's group lie in their panel.
     #[inline(always)]
-    pub(crate) fn offset(self, group: usize, strip: usize) -> usize {
-        let before = 2 * (group * self.group_bytes() + group.div_ceil(SUPER) * self.super_bytes());
-        let own = self.group_bytes() + if group.is_multiple_of(SUPER) { self.super_bytes() } else { 0 };
-        before + strip * own
-    }
-
-    /// Where a group's header lies, and where the scales of its super-block do.
-    #[inline(always)]
-    pub(crate) fn places(self, group: usize, strip: usize) -> (usize, usize) {
-        let first = group - group % SUPER;
-        let header = self.offset(group, strip) + if group == first { self.super_bytes() } else { 0 };
-        (header, self.offset(first, strip))
+    pub(crate) fn places(self, group: usize, strip: usize) -> Places {
+        let begins = if group.is_multiple_of(SUPER) { 2 * self.super_bytes() } else { 0 };
+        let headers = self.panel_bytes(group) + begins;
+        Places {
+            header: headers + strip * self.header_bytes(),
+            codes: headers + 2 * self.header_bytes() + strip * self.code_bytes(),
+            super_block: self.panel_bytes(group - group % SUPER) + strip * self.super_bytes(),
+        }
     }
 
     /// Writes one column of one group into a zeroed panel.
     pub(crate) fn put(self, panel: &mut [u8], group: usize, column: usize, codes: &Codes) {
         let (strip, column) = (column / STRIP, column % STRIP);
-        let (header, super_block) = self.places(group, strip);
+        let Places { header, codes: codes_at, super_block } = self.places(group, strip);
         let half = |panel: &mut [u8], at: usize, bits: f16| {
             panel[at + 2 * column..][..2].copy_from_slice(&bits.to_le_bytes());
         };
@@ -139,7 +141,6 @@ impl Grouping {
                 (panel[header + column], panel[header + STRIP + column]) = (s[0].cast_unsigned(), s[1].cast_unsigned());
             }
         }
-        let codes_at = header + self.header_bytes();
         for (input, &code) in codes.codes.iter().enumerate() {
             let (quad, element) = (input / 4, 4 * column + input % 4);
             match self.planes {
@@ -170,7 +171,7 @@ impl Grouping {
     pub(crate) fn scale(
         self,
         panel: &[u8],
-        (header, super_block): (usize, usize),
+        Places { header, super_block, .. }: Places,
         column: usize,
         half: usize,
     ) -> (f32, f32) {
@@ -194,7 +195,7 @@ impl Grouping {
         let (strip, column) = (column / STRIP, column % STRIP);
         for (group, out) in out.chunks_exact_mut(GROUP).enumerate() {
             let places = self.places(group, strip);
-            let codes = &panel[places.0 + self.header_bytes()..][..self.code_bytes()];
+            let codes = &panel[places.codes..][..self.code_bytes()];
             for (input, out) in out.iter_mut().enumerate() {
                 let (scale, minimum) = self.scale(panel, places, column, input / 16);
                 *out = scale * f32::from(self.code(codes, input / 4, 4 * column + input % 4)) + minimum;
@@ -232,7 +233,12 @@ pub(crate) struct GroupedDot<'a> {
     pub(crate) rows: usize,
     /// `[rows, 32]`.
     pub(crate) sums: &'a mut [f32],
+    /// Scratch for [`SLAB`] groups of codes, `[groups][2 strips][8 quads][64]`.
+    pub(crate) bytes: &'a mut [u8],
 }
+
+/// Groups whose codes are unpacked at a time: 8 KB.
+pub(crate) const SLAB: usize = 8;
 
 impl GroupedDot<'_> {
     /// Checks what kernels rely on.
@@ -241,6 +247,7 @@ impl GroupedDot<'_> {
         assert!(self.x.len() >= n * GROUP && self.factors.len() >= n, "rows of activations");
         assert!(self.panel.len() >= self.grouping.panel_bytes(self.groups), "a panel");
         assert!(self.sums.len() >= self.rows * 2 * STRIP, "sums");
+        assert!(self.bytes.len() >= SLAB * 2 * ELEMENTS, "scratch");
     }
 }
 
@@ -254,7 +261,7 @@ pub(crate) fn reference(dot: &mut GroupedDot<'_>) {
             let mut sum = 0.0f32;
             for group in 0..dot.groups {
                 let places = grouping.places(group, strip);
-                let codes = &dot.panel[places.0 + grouping.header_bytes()..][..grouping.code_bytes()];
+                let codes = &dot.panel[places.codes..][..grouping.code_bytes()];
                 let (x, factor) =
                     (&dot.x[(row * dot.groups + group) * GROUP..][..GROUP], dot.factors[row * dot.groups + group]);
                 let product = |half: usize| -> i32 {

@@ -1,12 +1,26 @@
 //! Products with quantised weights, written over [`Quads`]; see [`crate::cpu::grouped`] for layout and order.
 //! Hot path: no allocation, no lock, no log.
+//!
+//! A format is constants here, so that the inner loops have no branches: `PLANES` planes above nibbles (or [`BYTES`])
+//! and a `KIND` of scales.
 
-use crate::cpu::grouped::{ELEMENTS, Factor, GroupedDot, QUAD, ScaleKind};
+use std::ops::Range;
+
+use crate::cpu::grouped::{ELEMENTS, GroupedDot, QUAD, SLAB, ScaleKind};
 use crate::cpu::lanes::Quads;
 use crate::cpu::panels::{GROUP, PANEL, STRIP};
 
 /// Quads of a group.
 const QUADS: usize = GROUP / 4;
+/// Rows from which it pays to unpack codes to bytes first.
+const UNPACK_ROWS: usize = 12;
+/// `PLANES` of codes that are bytes.
+const BYTES: usize = usize::MAX;
+/// `KIND`s, as [`ScaleKind`].
+const CENTRED: u8 = 0;
+const MINIMUM: u8 = 1;
+const SUPER_MINIMUM: u8 = 2;
+const SUPER_HALVES: u8 = 3;
 
 /// Multiplies with [`Quads::dot`].
 ///
@@ -15,7 +29,7 @@ const QUADS: usize = GROUP / 4;
 #[inline(always)]
 pub(crate) unsafe fn dot<V: Quads>(dot: &mut GroupedDot<'_>) {
     // SAFETY: features are the caller's promise.
-    unsafe { all::<V, false>(dot) };
+    unsafe { by_format::<V, false>(dot) };
 }
 
 /// Multiplies with [`Quads::dot_vnni`].
@@ -25,107 +39,224 @@ pub(crate) unsafe fn dot<V: Quads>(dot: &mut GroupedDot<'_>) {
 #[inline(always)]
 pub(crate) unsafe fn dot_vnni<V: Quads>(dot: &mut GroupedDot<'_>) {
     // SAFETY: features are the caller's promise.
-    unsafe { all::<V, true>(dot) };
+    unsafe { by_format::<V, true>(dot) };
 }
 
 #[inline(always)]
-unsafe fn all<V: Quads, const VNNI: bool>(dot: &mut GroupedDot<'_>) {
+unsafe fn by_format<V: Quads, const VNNI: bool>(dot: &mut GroupedDot<'_>) {
     dot.check();
-    for column in (0..PANEL).step_by(V::N) {
-        let mut row = 0;
-        while row < dot.rows {
-            // SAFETY: features are the caller's promise; `check` asserted the extents that the blocks read and write.
-            let n = unsafe {
-                match dot.rows - row {
-                    8.. if V::N == 16 => block::<V, VNNI, 8>(dot, column, row),
-                    4.. if V::ROWS >= 4 => block::<V, VNNI, 4>(dot, column, row),
-                    2.. => block::<V, VNNI, 2>(dot, column, row),
-                    _ => block::<V, VNNI, 1>(dot, column, row),
+    dot.sums[..dot.rows * PANEL].fill(0.0);
+    // SAFETY: features are the caller's promise; the constants are those of the grouping.
+    unsafe {
+        match (dot.grouping.planes, dot.grouping.scale) {
+            (None, _) => stretches::<V, VNNI, BYTES, CENTRED>(dot),
+            (Some(0), ScaleKind::Centred { .. }) => stretches::<V, VNNI, 0, CENTRED>(dot),
+            (Some(_), ScaleKind::Centred { .. }) => stretches::<V, VNNI, 1, CENTRED>(dot),
+            (Some(0), ScaleKind::Minimum) => stretches::<V, VNNI, 0, MINIMUM>(dot),
+            (Some(_), ScaleKind::Minimum) => stretches::<V, VNNI, 1, MINIMUM>(dot),
+            (Some(0), ScaleKind::SuperMinimum) => stretches::<V, VNNI, 0, SUPER_MINIMUM>(dot),
+            (Some(_), ScaleKind::SuperMinimum) => stretches::<V, VNNI, 1, SUPER_MINIMUM>(dot),
+            (Some(_), ScaleKind::SuperHalves) => stretches::<V, VNNI, 2, SUPER_HALVES>(dot),
+        }
+    }
+}
+
+/// Few rows take codes as they are; many take a slab of groups unpacked to bytes, which stays in the first-level cache.
+#[inline(always)]
+unsafe fn stretches<V: Quads, const VNNI: bool, const PLANES: usize, const KIND: u8>(dot: &mut GroupedDot<'_>) {
+    // SAFETY: features and constants are the caller's promise.
+    unsafe {
+        if PLANES == BYTES || dot.rows < UNPACK_ROWS {
+            return rows::<V, VNNI, PLANES, KIND>(dot, 0..dot.groups);
+        }
+        for first in (0..dot.groups).step_by(SLAB) {
+            let groups = first..dot.groups.min(first + SLAB);
+            unpack_slab::<V, PLANES>(dot, groups.clone());
+            rows::<V, VNNI, BYTES, KIND>(dot, groups);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn unpack_slab<V: Quads, const PLANES: usize>(dot: &mut GroupedDot<'_>, groups: Range<usize>) {
+    let grouping = dot.grouping;
+    for (index, bytes) in dot.bytes.chunks_exact_mut(ELEMENTS).take(2 * groups.len()).enumerate() {
+        let places = grouping.places(groups.start + index / 2, index % 2);
+        for pair in 0..QUADS / 2 {
+            for lane in (0..STRIP).step_by(V::N) {
+                // SAFETY: features are the caller's promise; the panel has this group, and `bytes` its eight quads.
+                unsafe {
+                    let codes = dot.panel.as_ptr().add(places.codes);
+                    let [even, odd] = unpack::<V, PLANES>(codes, lane, pair);
+                    let to = bytes.as_mut_ptr().add(2 * pair * QUAD + 4 * lane);
+                    to.cast::<V::Codes>().write_unaligned(even);
+                    to.add(QUAD).cast::<V::Codes>().write_unaligned(odd);
                 }
-            };
-            row += n;
+            }
+        }
+    }
+}
+
+/// All rows, as many at a time as registers hold sums; wide sums are of both strips, which share each activation.
+#[inline(always)]
+unsafe fn rows<V: Quads, const VNNI: bool, const PLANES: usize, const KIND: u8>(
+    dot: &mut GroupedDot<'_>,
+    groups: Range<usize>,
+) {
+    let mut row = 0;
+    while row < dot.rows {
+        // SAFETY: features are the caller's promise; `check` asserted the extents that the blocks read and write.
+        unsafe {
+            if V::N < STRIP {
+                for column in (0..PANEL).step_by(V::N) {
+                    block::<V, VNNI, PLANES, KIND, 1, 1>(dot, &groups, column, row);
+                }
+                row += 1;
+            } else if dot.rows - row >= 4 {
+                block::<V, VNNI, PLANES, KIND, 4, 2>(dot, &groups, 0, row);
+                row += 4;
+            } else {
+                block::<V, VNNI, PLANES, KIND, 1, 2>(dot, &groups, 0, row);
+                row += 1;
+            }
         }
     }
 }
 
 /// Scales of a vector of columns in both halves of a group; the second is used only where they differ.
+#[derive(Clone, Copy)]
 struct Scales<V> {
     halves: [V; 2],
     minimum: V,
 }
 
-/// `R` rows times a vector of columns; returns `R`.
+/// `R` rows times `C` vectors of columns. With [`BYTES`] of a format that has planes, codes are those of the slab.
 #[inline(always)]
-unsafe fn block<V: Quads, const VNNI: bool, const R: usize>(
+unsafe fn block<V, const VNNI: bool, const PLANES: usize, const KIND: u8, const R: usize, const C: usize>(
     dot: &mut GroupedDot<'_>,
+    groups: &Range<usize>,
     column: usize,
     row: usize,
-) -> usize {
-    let (grouping, strip, lane) = (dot.grouping, column / STRIP, column % STRIP);
-    let halves = grouping.scale == ScaleKind::SuperHalves;
-    let zero = grouping.scale.zero();
-    // SAFETY: features are the caller's promise; `GroupedDot::check` asserted that these rows, groups and sums exist,
-    // and `places` stays inside a panel of that many groups.
+) where
+    V: Quads,
+{
+    let (lane, zero) = (column % STRIP, dot.grouping.scale.zero());
+    // SAFETY: features are the caller's promise; `GroupedDot::check` asserted that these rows, groups and sums exist.
     unsafe {
-        let x = dot.x.as_ptr().add(row * dot.groups * GROUP);
-        let factors = dot.factors.as_ptr().add(row * dot.groups);
-        let mut sums = [V::splat(0.0); R];
-        for group in 0..dot.groups {
-            let (header, super_block) = grouping.places(group, strip);
-            let codes = dot.panel.as_ptr().add(header + grouping.header_bytes() + 4 * lane);
-            let factor = |r: usize| -> &Factor { &*factors.add(r * dot.groups + group) };
-            let x = |r: usize, quad: usize| {
-                x.add((r * dot.groups + group) * GROUP + 4 * quad).cast::<i32>().read_unaligned()
-            };
-            let scales =
-                scales::<V>(grouping.scale, dot.panel.as_ptr().add(header), dot.panel.as_ptr().add(super_block), lane);
-            let mut ints = [V::ints(0); R];
-            for (r, ints) in ints.iter_mut().enumerate() {
-                let code_sums = factor(r).code_sums;
-                let own = if halves { code_sums[0] } else { code_sums[0] + code_sums[1] };
-                *ints = V::ints(-zero * own);
+        let sums_at = dot.sums.as_mut_ptr().add(row * PANEL + column);
+        let mut sums = [[V::splat(0.0); C]; R];
+        for r in 0..R {
+            for c in 0..C {
+                sums[r][c] = V::load(sums_at.add(r * PANEL + c * V::N));
             }
-            for half in 0..2 {
-                for pair in half * QUADS / 4..(half + 1) * QUADS / 4 {
-                    let [even, odd] = match grouping.planes {
-                        None => [0, 1].map(|i| V::codes(codes.add((2 * pair + i) * QUAD))),
-                        Some(planes) => {
-                            let nibbles = V::codes(codes.add(pair * QUAD));
-                            let mut both = [V::low(nibbles), V::high(nibbles)];
-                            for plane in 0..usize::from(planes) {
-                                let at = ELEMENTS / 2 + plane * ELEMENTS / 8 + 2 * pair * QUAD / 8;
-                                let bits = codes.sub(4 * lane).add(at + lane / 2);
-                                let [even, odd] = both;
-                                let worth = 16 << plane;
-                                both = [V::with_bits(even, bits, worth), V::with_bits(odd, bits.add(QUAD / 8), worth)];
+        }
+        for group in groups.clone() {
+            let x = dot.x.as_ptr().add((row * dot.groups + group) * GROUP);
+            let factors = dot.factors.as_ptr().add(row * dot.groups + group);
+            let (codes, scales) = parts::<V, PLANES, KIND, C>(dot, groups.start, group, column);
+            let mut ints = [[V::ints(0); C]; R];
+            if KIND == CENTRED || KIND == SUPER_HALVES {
+                for r in 0..R {
+                    let code_sums = (*factors.add(r * dot.groups)).code_sums;
+                    let own = code_sums[0] + if KIND == CENTRED { code_sums[1] } else { 0 };
+                    ints[r] = [V::ints(-zero * own); C];
+                }
+            }
+            // A single row waits for memory, so it reads one strip after the other; see `avx512bf16::IN_ORDER`.
+            let together = if R == 1 { 1 } else { C };
+            for columns in (0..C).step_by(together).map(|first| first..first + together) {
+                for pair in 0..QUADS / 2 {
+                    if KIND == SUPER_HALVES && pair == QUADS / 4 {
+                        for r in 0..R {
+                            let factor = &*factors.add(r * dot.groups);
+                            for c in columns.clone() {
+                                let scale = scales[c].halves[0].mul(V::splat(factor.scale));
+                                sums[r][c] = scale.fma(V::float(ints[r][c]), sums[r][c]);
+                                ints[r][c] = V::ints(-zero * factor.code_sums[1]);
                             }
-                            both
                         }
-                    };
-                    for (r, ints) in ints.iter_mut().enumerate() {
-                        *ints = step::<V, VNNI>(step::<V, VNNI>(*ints, even, x(r, 2 * pair)), odd, x(r, 2 * pair + 1));
                     }
-                }
-                if halves && half == 0 {
-                    for (r, (sum, ints)) in sums.iter_mut().zip(&mut ints).enumerate() {
-                        *sum = scales.halves[0].mul(V::splat(factor(r).scale)).fma(V::float(*ints), *sum);
-                        *ints = V::ints(-zero * factor(r).code_sums[1]);
+                    let mut both = [unpack::<V, PLANES>(codes[columns.start], lane, pair); C];
+                    for c in columns.clone().skip(1) {
+                        both[c] = unpack::<V, PLANES>(codes[c], lane, pair);
+                    }
+                    for r in 0..R {
+                        let at = x.add(r * dot.groups * GROUP + 8 * pair).cast::<i32>();
+                        let (even, odd) = (at.read_unaligned(), at.add(1).read_unaligned());
+                        for c in columns.clone() {
+                            let ints = &mut ints[r][c];
+                            *ints = step::<V, VNNI>(step::<V, VNNI>(*ints, both[c][0], even), both[c][1], odd);
+                        }
                     }
                 }
             }
-            let last = scales.halves[usize::from(halves)];
-            for (r, (sum, ints)) in sums.iter_mut().zip(&ints).enumerate() {
-                *sum = last.mul(V::splat(factor(r).scale)).fma(V::float(*ints), *sum);
-                if matches!(grouping.scale, ScaleKind::Minimum | ScaleKind::SuperMinimum) {
-                    *sum = scales.minimum.fma(V::splat(factor(r).sum), *sum);
+            for r in 0..R {
+                let factor = &*factors.add(r * dot.groups);
+                for c in 0..C {
+                    let last = scales[c].halves[usize::from(KIND == SUPER_HALVES)].mul(V::splat(factor.scale));
+                    sums[r][c] = last.fma(V::float(ints[r][c]), sums[r][c]);
+                    if KIND == MINIMUM || KIND == SUPER_MINIMUM {
+                        sums[r][c] = scales[c].minimum.fma(V::splat(factor.sum), sums[r][c]);
+                    }
                 }
             }
         }
-        for (r, sum) in sums.into_iter().enumerate() {
-            sum.store(dot.sums[(row + r) * PANEL + column..][..V::N].as_mut_ptr());
+        for r in 0..R {
+            for c in 0..C {
+                sums[r][c].store(sums_at.add(r * PANEL + c * V::N));
+            }
         }
     }
-    R
+}
+
+/// Where a group's codes of `C` strips lie, and their scales; `first` is the slab's first group.
+#[inline(always)]
+unsafe fn parts<V: Quads, const PLANES: usize, const KIND: u8, const C: usize>(
+    dot: &GroupedDot<'_>,
+    first: usize,
+    group: usize,
+    column: usize,
+) -> ([*const u8; C], [Scales<V>; C]) {
+    let unpacked = PLANES == BYTES && dot.grouping.planes.is_some();
+    let (panel, strip) = (dot.panel.as_ptr(), column / STRIP);
+    // SAFETY: features are the caller's promise.
+    let zero = unsafe { [V::splat(0.0); 2] };
+    let mut codes = [panel; C];
+    let mut scales = [Scales { halves: zero, minimum: zero[0] }; C];
+    for c in 0..C {
+        let places = dot.grouping.places(group, strip + c);
+        // SAFETY: features are the caller's promise; `GroupedDot::check` asserted that the panel has this group, and the
+        // scratch a slab.
+        unsafe {
+            codes[c] = match unpacked {
+                true => dot.bytes.as_ptr().add(((group - first) * 2 + strip + c) * ELEMENTS),
+                false => panel.add(places.codes),
+            };
+            let (header, super_block) = (panel.add(places.header), panel.add(places.super_block));
+            scales[c] = self::scales::<V, KIND>(header, super_block, column % STRIP);
+        }
+    }
+    (codes, scales)
+}
+
+/// Codes of two quads.
+#[inline(always)]
+unsafe fn unpack<V: Quads, const PLANES: usize>(codes: *const u8, lane: usize, pair: usize) -> [V::Codes; 2] {
+    // SAFETY: features are the caller's promise; a group's codes are as long as the planes say.
+    unsafe {
+        if PLANES == BYTES {
+            let codes = codes.add(2 * pair * QUAD + 4 * lane);
+            return [V::codes(codes), V::codes(codes.add(QUAD))];
+        }
+        let nibbles = V::codes(codes.add(pair * QUAD + 4 * lane));
+        let (mut even, mut odd) = (V::low(nibbles), V::high(nibbles));
+        for plane in 0..PLANES {
+            let bits = codes.add(ELEMENTS / 2 + plane * ELEMENTS / 8 + 2 * pair * QUAD / 8 + lane / 2);
+            even = V::with_bits(even, bits, 16 << plane);
+            odd = V::with_bits(odd, bits.add(QUAD / 8), 16 << plane);
+        }
+        [even, odd]
+    }
 }
 
 #[inline(always)]
@@ -135,23 +266,27 @@ unsafe fn step<V: Quads, const VNNI: bool>(sums: V::Ints, codes: V::Codes, x: i3
 }
 
 #[inline(always)]
-unsafe fn scales<V: Quads>(kind: ScaleKind, header: *const u8, super_block: *const u8, lane: usize) -> Scales<V> {
+unsafe fn scales<V: Quads, const KIND: u8>(header: *const u8, super_block: *const u8, lane: usize) -> Scales<V> {
     // SAFETY: features are the caller's promise; header and super-block are as long as the kind says.
     unsafe {
-        let half = |at: *const u8| V::load_f16(at.add(2 * lane).cast());
         let zero = V::splat(0.0);
-        match kind {
-            ScaleKind::Centred { .. } => Scales { halves: [half(header), zero], minimum: zero },
-            ScaleKind::Minimum => Scales { halves: [half(header), zero], minimum: half(header.add(2 * STRIP)) },
-            ScaleKind::SuperMinimum => {
-                let scale = half(super_block).mul(V::load_u8(header.add(lane)));
-                let minimum = half(super_block.add(2 * STRIP)).mul(V::load_u8(header.add(STRIP + lane)));
-                Scales { halves: [scale, zero], minimum: minimum.mul(V::splat(-1.0)) }
+        let first = V::load_f16(header.add(2 * lane).cast());
+        match KIND {
+            CENTRED => Scales { halves: [first, zero], minimum: zero },
+            MINIMUM => {
+                let minimum = V::load_f16(header.add(2 * STRIP + 2 * lane).cast());
+                Scales { halves: [first, zero], minimum }
             }
-            ScaleKind::SuperHalves => {
-                let d = half(super_block);
-                let scale = |at: usize| d.mul(V::load_i8(header.add(at + lane).cast()));
-                Scales { halves: [scale(0), scale(STRIP)], minimum: zero }
+            SUPER_MINIMUM => {
+                let d = V::load_f16(super_block.add(2 * lane).cast());
+                let m = V::load_f16(super_block.add(2 * STRIP + 2 * lane).cast());
+                let minimum = m.mul(V::load_u8(header.add(STRIP + lane))).mul(V::splat(-1.0));
+                Scales { halves: [d.mul(V::load_u8(header.add(lane))), zero], minimum }
+            }
+            _ => {
+                let d = V::load_f16(super_block.add(2 * lane).cast());
+                let second = d.mul(V::load_i8(header.add(STRIP + lane).cast()));
+                Scales { halves: [d.mul(V::load_i8(header.add(lane).cast())), second], minimum: zero }
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Memory of matrix kernels: a call's activations in the formats of its weights, and each thread's sums.
 
-use crate::cpu::grouped::Factor;
+use crate::cpu::grouped::{self, Factor};
 use crate::cpu::panels::PANEL;
 use crate::error::Result;
 use crate::memory::Mapping;
@@ -13,6 +13,8 @@ pub(crate) const SLAB: usize = 256;
 /// A thread's memory for one panel.
 #[repr(C, align(64))]
 pub(crate) struct Local {
+    /// Codes of quantised weights as bytes.
+    pub(crate) bytes: [u8; grouped::SLAB * 2 * grouped::ELEMENTS],
     /// f16 weights as f32.
     pub(crate) f32: [f32; SLAB * PANEL],
     /// Results of one or two panels and of their combination, `[rows, 32]` each.

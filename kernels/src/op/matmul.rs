@@ -210,7 +210,8 @@ impl Task<'_> {
                 let (groups, sums) = (depth / GROUP, &mut local.sums[which]);
                 let x = &self.activations.groups[self.rows.start * depth..];
                 let factors: &[Factor] = &self.activations.factors[self.rows.start * groups..];
-                let mut dot = GroupedDot { grouping, panel: bytes, x, factors, groups, rows, sums };
+                let scratch = &mut local.bytes;
+                let mut dot = GroupedDot { grouping, panel: bytes, x, factors, groups, rows, sums, bytes: scratch };
                 // SAFETY: the table was chosen by `Table::of`, which checks that this CPU has its instruction set.
                 return unsafe { (self.table.dot_grouped)(&mut dot) };
             }
