@@ -1,0 +1,57 @@
+"""How much faster than each peer Tessera has to be: ratios of speeds, or of the peer's latency to ours."""
+
+ENGINE_TWO_THREADS = {
+    ("SmolLM2 bf16", "prefill 512"): 6.0,
+    ("SmolLM2 bf16", "decode 1"): 2.0,
+    ("SmolLM2 bf16", "decode 8"): 6.0,
+    ("SmolLM2 bf16", "decode 32"): 7.0,
+    ("SmolLM2 Q4_1", "prefill 512"): 8.0,
+    ("SmolLM2 Q4_1", "decode 1"): 1.7,
+    ("SmolLM2 Q4_1", "decode 8"): 4.0,
+    ("SmolLM2 Q4_1", "decode 32"): 7.0,
+    ("Gemma3-270m Q4_K_M", "prefill 512"): 4.0,
+    ("Gemma3-270m Q4_K_M", "decode 1"): 1.3,
+    ("Gemma3-270m Q4_K_M", "decode 8"): 3.0,
+}
+ENGINE_ONE_THREAD = 1.3
+
+SPEED = ("output_tokens_per_s", "tpot_ms")
+# Cell, then the goal for output tokens/s and 1/TPOT, then the goal for 1/TTFT.
+HTTP = {
+    "128 in, 128 out, 1 at a time": (3.0, 1.6),
+    "128 in, 128 out, 8 at a time": (3.0, 1.6),
+    "128 in, 128 out, 32 at a time": (2.0, 1.4),
+    "512 in, 128 out, 1 at a time": (3.0, 1.6),
+    "512 in, 128 out, 8 at a time": (2.0, 1.4),
+    "512 in, 128 out, 32 at a time": (1.5, 1.2),
+    "528 in, 512 of them cached": (None, 4.0),
+    "528 in, none cached": (None, 1.3),
+}
+
+
+def goal(section, peer, cell, metric):
+    """The ratio that a cell has to reach against a peer, or None."""
+    if section == "engine" and peer == "llama.cpp":
+        return engine(cell)
+    if section == "http" and peer == "vLLM" and cell in HTTP:
+        speed, first_token = HTTP[cell]
+        return speed if metric in SPEED else first_token
+    if section == "gemm" and peer == "oneDNN":
+        return product(cell)
+    return None
+
+
+def engine(cell):
+    """Cells are named `MODEL, N threads, TEST`."""
+    model, threads, test = cell.split(", ")
+    if threads == "1 thread":
+        return ENGINE_ONE_THREAD
+    return ENGINE_TWO_THREADS.get((model, test)) if threads == "2 threads" else None
+
+
+def product(cell):
+    """Cells are named `M x K x N, N threads`: large products match oneDNN, small ones are ahead of it."""
+    rows = int(cell.split(" ", 1)[0])
+    if rows >= 64:
+        return 1.0
+    return 1.3 if rows <= 8 else None
