@@ -62,8 +62,19 @@ def parse(arguments):
     if unknown:
         parser.error(f"there is no section {unknown[0]}; choose from {', '.join(SECTIONS)}, render")
     options.sections = options.sections or list(SECTIONS)
-    options.command = shlex.join(["tests/benches/peers/run.py", *arguments])
+    options.command = shown_command(arguments)
     return options
+
+
+def shown_command(arguments):
+    """The command for the page, without the places of this machine."""
+    places = ("--tessera", "--peers-dir")
+    kept = [
+        word
+        for before, word in zip(["", *arguments], arguments)
+        if before not in places and not word.startswith(places)
+    ]
+    return shlex.join(["tests/benches/peers/run.py", *kept])
 
 
 def positive(text):

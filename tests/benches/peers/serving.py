@@ -5,6 +5,7 @@ import json
 
 import process
 
+# Until a server is ready, and for one request.
 START_S, DEADLINE_S = 900, 600
 MODEL = "smollm2"
 
@@ -19,6 +20,7 @@ class Cell:
     concurrency: int
     requests: int
     shared: int = 0
+    warmup: int = 0
     only_first_token: bool = False
 
 
@@ -30,12 +32,14 @@ def bursts():
             yield Cell(name, tokens_in, 128, concurrency, max(3, concurrency))
 
 
-# The first request of the cached cell fills the cache: the client sends it as its warm-up.
 CELLS = [
     *bursts(),
-    Cell("528 in, 512 of them cached", 16, 16, 1, 5, shared=512, only_first_token=True),
+    # The warm-up fills the cache.
+    Cell("528 in, 512 of them cached", 16, 16, 1, 5, shared=512, warmup=1, only_first_token=True),
     Cell("528 in, none cached", 528, 16, 1, 5, only_first_token=True),
 ]
+# Sent to each server before its cells, and not counted.
+WARM_UP = Cell("warm-up", 128, 32, 8, 16)
 
 
 class Servers:
@@ -132,31 +136,41 @@ class Section:
     def run(self, name):
         """All cells on one server; returns measurements without their repeat and load."""
         server = self.servers.measured(name)
+        self.load(server, WARM_UP)
         measurements = []
         for cell in self.cells:
-            measurements += self.measure(server, name, cell)
+            measurements += values_of(cell, name, self.load(server, cell))
         if name in SLOW_TO_START:
             self.servers.freeze(name)
         else:
             self.servers.stop(name)
         return measurements
 
-    def measure(self, server, name, cell):
-        """One cell: two or three values."""
+    def load(self, server, cell):
+        """Sends a cell's requests with prompts that were never sent before; returns what the client saw."""
         self.seed += 1
-        command = [self.place.tessera, "bench", "serve", "--url", server.url, "--model", MODEL, "--json"]
-        command += ["--input", cell.tokens_in, "--output", cell.tokens_out, "--requests", cell.requests]
-        command += ["--concurrency", cell.concurrency, "--shared-prefix", cell.shared, "--seed", self.seed]
-        output = process.run(command, DEADLINE_S, log=self.place.log("client"))
-        result = json.loads(output)
-        values = {"ttft_ms": result["ttft_ms"]["p50"]}
-        if not cell.only_first_token:
-            values = {"output_tokens_per_s": result["output_tokens_per_s"], "tpot_ms": result["tpot_ms"]["p50"], **values}
-        return [
-            {"cell": cell.name, "metric": metric, "subject": name, "value": value, "bound": None}
-            for metric, value in values.items()
-        ]
+        command = [self.place.tessera, "bench", "serve", "--url", server.url, "--model", MODEL, "--json", "-"]
+        command += ["--input-len", cell.tokens_in, "--output-len", cell.tokens_out, "--shared-prefix", cell.shared]
+        command += ["--num-requests", cell.requests, "--concurrency", cell.concurrency, "--seed", self.seed]
+        command += ["--warmup", cell.warmup, "--timeout", DEADLINE_S]
+        output = process.run(command, 2 * DEADLINE_S, log=self.place.log("client"))
+        (point,) = json.loads(output)["points"]
+        if point["completed"] != cell.requests or point["short"]:
+            reasons = point["error_examples"] or f"{point['short']} answers were short"
+            raise process.Failed(f"{server.name}, {cell.name}: {point['completed']} of {cell.requests}: {reasons}")
+        return point
 
     def close(self):
         """Ends all servers."""
         self.servers.close()
+
+
+def values_of(cell, subject, point):
+    """What counts of a cell."""
+    values = {"ttft_ms": point["ttft_ms"]["p50"]}
+    if not cell.only_first_token:
+        values = {"output_tokens_per_s": point["output_tokens_per_s"], "tpot_ms": point["tpot_ms"]["p50"], **values}
+    return [
+        {"cell": cell.name, "metric": metric, "subject": subject, "value": value, "bound": None}
+        for metric, value in values.items()
+    ]

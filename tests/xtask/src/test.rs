@@ -4,11 +4,12 @@ use anyhow::Result;
 
 use crate::{run, setup, tidy};
 
-/// Runs tidy, the freshness check of generated code, then `cargo test` over the workspace.
+/// Runs tidy, the freshness check of generated code, the tests of the benchmark scripts, then `cargo test`.
 pub fn run(args: &[String]) -> Result<()> {
     let tools = setup::for_tests()?;
     tidy::run()?;
     run::cargo(&["run", "--quiet", "--package", "codegen", "--", "--check"])?;
+    run::check(run::command("python3").args(["-m", "unittest", "discover", "-q", "-s", "tests/benches/peers"]))?;
     cargo_test(&tools, args)
 }
 
