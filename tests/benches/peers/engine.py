@@ -31,7 +31,7 @@ class LlamaCpp:
         file, batches, _ = MODELS[model]
         path, repack = self.place.model(file), variant == "repack"
         common = ["-t", threads, "-lm", "none"]
-        prefill = ["-m", path, *common, "-p", PROMPT, "-n", 0, "-r", 1, "--repack", int(repack), "-o", "json"]
+        prefill = ["-m", path, *common, "-p", PROMPT, "-n", 0, "-r", 3, "--repack", int(repack), "-o", "json"]
         tests = {f"prefill {PROMPT}": json.loads(self._run("llama-bench", prefill))[0]["avg_ts"]}
         decode = ["-m", path, *common, "-tb", threads, "-npp", CONTEXT, "-ntg", GENERATED, "--output-format", "jsonl"]
         decode += ["-npl", ",".join(map(str, batches)), "-c", max(batches) * (CONTEXT + GENERATED), "-b", 2048, "-ub", 512]
@@ -59,13 +59,13 @@ class Tessera:
         """One run of a model: a value and a bound for each test."""
         file, batches, _ = MODELS[model]
         command = [self.place.tessera, "bench", "engine", "--model", self.place.model(file), "--threads", threads]
-        command += ["--prefill", PROMPT, "--batch", ",".join(map(str, batches)), "--json"]
+        command += ["--prompt", PROMPT, "--batch", ",".join(map(str, batches)), "--repetitions", 3, "--json"]
+        command += ["--context", CONTEXT, "--decode-steps", GENERATED]
         results = json.loads(process.run(command, DEADLINE_S, log=self.place.log("tessera-engine")))
         tests = {}
         for result in results["results"]:
             size = result["tokens"] if result["test"] == "prefill" else result["batch"]
-            value, bound = result["tokens_per_s"]["median"], result.get("bound_tokens_per_s")
-            tests[f"{result['test']} {size}"] = (value, bound)
+            tests[f"{result['test']} {size}"] = (result["tokens_per_s"]["median"], result["bound_tokens_per_s"])
         return tests
 
 

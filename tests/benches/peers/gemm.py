@@ -1,6 +1,9 @@
-"""Times matrix products in PyTorch, whose CPU kernels are oneDNN's, and prints JSON. Usage: gemm.py THREADS [bf16|f32]
+"""Times bf16 matrix products in PyTorch, whose CPU kernels are oneDNN's, and prints JSON.
 
-Each entry: rows M, inputs K, outputs N, threads, dtype, microseconds {median, min, max}, GFLOP/s and GB/s of weights.
+Usage: gemm.py THREADS ROWS SPREAD_MB, such as gemm.py 2 1,8,512 192
+
+Each product x[M, K] @ w[N, K]^T is timed twice: `plain` as torch.nn.functional.linear does it, and `packed` with the
+weight put into oneDNN's own order beforehand. Copies of the weight are used in turn, so many that they fill SPREAD_MB.
 """
 
 import json
@@ -10,52 +13,48 @@ import time
 
 import torch
 
-# Products of SmolLM2-135M (hidden 576, feed-forward 1536, vocabulary 49152), then two large squares.
-SHAPES = [(m, 576, 1536) for m in (1, 8, 32, 64, 128, 512)]
-SHAPES += [(512, 1536, 576), (512, 576, 576)]
-SHAPES += [(m, 576, 49152) for m in (1, 8, 32)]
-SHAPES += [(2048, 2048, 2048), (4096, 4096, 4096)]
-DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
+# Inputs and outputs: the matrices of SmolLM2-135M and its output head, and a square one.
+SHAPES = ((576, 1536), (1536, 576), (576, 576), (576, 49152), (2048, 2048))
+SECONDS, CALLS_MIN, CALLS_MAX = 0.2, 5, 2000
 
 
-def times(product, repeats):
-    """Seconds of each call, after three that do not count."""
-    for _ in range(3):
-        product()
-    seconds = []
-    for _ in range(repeats):
+def timed(product, weights):
+    """Median, least and most seconds of a call, after one with each weight that does not count."""
+    for weight in weights:
+        product(weight)
+    seconds, end = [], time.perf_counter() + SECONDS
+    while len(seconds) < CALLS_MIN or (time.perf_counter() < end and len(seconds) < CALLS_MAX):
+        weight = weights[len(seconds) % len(weights)]
         start = time.perf_counter()
-        product()
+        product(weight)
         seconds.append(time.perf_counter() - start)
-    return seconds
+    return {"median": statistics.median(seconds), "min": min(seconds), "max": max(seconds)}
 
 
-def measure(threads, dtype, m, k, n):
-    """One product x[M, K] @ w[N, K]^T."""
-    x, w = torch.randn(m, k, dtype=DTYPES[dtype]), torch.randn(n, k, dtype=DTYPES[dtype])
-    operations = 2 * m * k * n
-    repeats = max(5, min(300, int(1e10 / operations)))
-    with torch.no_grad():
-        seconds = times(lambda: torch.nn.functional.linear(x, w), repeats)
-    median = statistics.median(seconds)
-    return {
-        "m": m,
-        "k": k,
-        "n": n,
-        "threads": threads,
-        "dtype": dtype,
-        "us": {"median": median * 1e6, "min": min(seconds) * 1e6, "max": max(seconds) * 1e6},
-        "gflops": operations / median / 1e9,
-        "gb_per_s": k * n * w.element_size() / median / 1e9,
-    }
+def pack(weight, rows):
+    """The weight in the order that oneDNN's kernel for so many rows wants."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight, rows)
+
+
+def measure(m, k, n, spread_bytes):
+    """Both ways of one product."""
+    x = torch.randn(m, k, dtype=torch.bfloat16)
+    plain = [torch.randn(n, k, dtype=torch.bfloat16) for _ in range(max(1, -(-spread_bytes // (2 * k * n))))]
+    ways = {"plain": timed(lambda w: torch.nn.functional.linear(x, w), plain)}
+    packed = [pack(weight, m) for weight in plain]
+    ways["packed"] = timed(lambda w: torch.ops.mkldnn._linear_pointwise(x, w, None, "none", [], ""), packed)
+    for way, seconds in ways.items():
+        gflops, gb_per_s = 2e-9 * m * k * n / seconds["median"], 2e-9 * k * n / seconds["median"]
+        us = {name: 1e6 * value for name, value in seconds.items()}
+        yield {"m": m, "k": k, "n": n, "way": way, "us": us, "gflops": gflops, "gb_per_s": gb_per_s}
 
 
 def main():
-    threads = int(sys.argv[1])
-    dtype = sys.argv[2] if len(sys.argv) > 2 else "bf16"
+    threads, rows, spread_mb = int(sys.argv[1]), [int(m) for m in sys.argv[2].split(",")], int(sys.argv[3])
     torch.set_num_threads(threads)
-    products = [measure(threads, dtype, *shape) for shape in SHAPES]
-    print(json.dumps({"torch": torch.__version__, "products": products}, indent=1))
+    with torch.no_grad():
+        products = [one for k, n in SHAPES for m in rows for one in measure(m, k, n, spread_mb << 20)]
+    print(json.dumps({"torch": torch.__version__, "threads": threads, "products": products}, indent=1))
 
 
 if __name__ == "__main__":
