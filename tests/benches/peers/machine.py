@@ -71,7 +71,7 @@ def core_time():
     return user + nice + system + irq + softirq + steal, sum(ticks)
 
 
-def wait_until_idle(seconds_max=30):
+def wait_until_idle(seconds_max):
     """Waits a while for an idle machine; returns how busy it was when the wait ended."""
     deadline = time.monotonic() + seconds_max
     while True:

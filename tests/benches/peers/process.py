@@ -3,6 +3,7 @@
 import atexit
 import http.client
 import os
+import pathlib
 import signal
 import socket
 import subprocess
@@ -13,24 +14,29 @@ _running = []
 
 
 class Failed(Exception):
-    """A program failed, was killed or did not answer in time."""
+    """A program failed, was killed or did not answer in time; `log` is the file that says more, if there is one."""
+
+    def __init__(self, reason, log=None):
+        super().__init__(reason)
+        self.log = log
 
 
 def run(command, deadline_s, env=None, log=None):
     """Runs a program to its end and returns its standard output; `log` keeps what it says on standard error."""
-    shown = " ".join(map(str, command))
-    with open(log or os.devnull, "a+") as errors:
+    name = pathlib.Path(command[0]).name
+    with open(log or os.devnull, "a") as errors:
+        print("$", *command, file=errors, flush=True)
         child = start(command, env, stdout=subprocess.PIPE, stderr=errors)
         try:
             output, _ = child.communicate(timeout=deadline_s)
         except subprocess.TimeoutExpired:
-            raise Failed(f"`{shown}` did not end within {deadline_s} s") from None
+            raise Failed(f"{name} did not end within {deadline_s} s", log) from None
         finally:
             end(child)
     if child.returncode < 0:
-        raise Failed(f"`{shown}` died of {signal.Signals(-child.returncode).name}")
+        raise Failed(f"{name} died of {signal.Signals(-child.returncode).name}", log)
     if child.returncode:
-        raise Failed(f"`{shown}` failed with {child.returncode}; see {log}")
+        raise Failed(f"{name} failed with status {child.returncode}", log)
     return output
 
 
@@ -102,12 +108,12 @@ class Server:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if self.child.poll() is not None:
-                raise Failed(f"{self.name} ended with {self.child.returncode} before it was ready; see {self.log}")
+                raise Failed(f"{self.name} ended with status {self.child.returncode} before it was ready", self.log)
             if self._answers(path):
                 return
             time.sleep(0.2)
         self.stop()
-        raise Failed(f"{self.name} was not ready within {seconds} s; see {self.log}")
+        raise Failed(f"{self.name} was not ready within {seconds} s", self.log)
 
     def _answers(self, path):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)

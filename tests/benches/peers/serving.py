@@ -136,15 +136,17 @@ class Section:
     def run(self, name):
         """All cells on one server; returns measurements without their repeat and load."""
         server = self.servers.measured(name)
-        self.load(server, WARM_UP)
-        measurements = []
-        for cell in self.cells:
-            measurements += values_of(cell, name, self.load(server, cell))
+        try:
+            self.load(server, WARM_UP)
+            points = [(cell, self.load(server, cell)) for cell in self.cells]
+        except process.Failed:
+            self.servers.stop(name)
+            raise
         if name in SLOW_TO_START:
             self.servers.freeze(name)
         else:
             self.servers.stop(name)
-        return measurements
+        return [value for cell, point in points for value in values_of(cell, name, point)]
 
     def load(self, server, cell):
         """Sends a cell's requests with prompts that were never sent before; returns what the client saw."""
