@@ -33,6 +33,7 @@ def run(command, deadline_s, env=None, log=None):
             raise Failed(f"{name} did not end within {deadline_s} s", log) from None
         finally:
             end(child)
+            child.stdout.close()
     if child.returncode < 0:
         raise Failed(f"{name} died of {signal.Signals(-child.returncode).name}", log)
     if child.returncode:
