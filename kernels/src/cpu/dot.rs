@@ -37,11 +37,19 @@ pub(crate) fn to_bf16(value: f32) -> u16 {
     if value.is_nan() { (bits >> 16) as u16 | 0x40 } else { rounded }
 }
 
-/// Nearest integer by the rounding of an addition, ties to even; exact below 2^22.
+/// 1.5 * 2^23: a sum with it is rounded to an integer, ties to even, which lies in its low bits.
+const MAGIC: f32 = 12_582_912.0;
+
+/// Nearest integer, ties to even; exact below 2^22.
 #[inline(always)]
 pub(crate) fn nearest(value: f32) -> f32 {
-    const MAGIC: f32 = 12_582_912.0;
     (value + MAGIC) - MAGIC
+}
+
+/// The low byte of the nearest integer, ties to even, in two's complement; whatever for what is not a number.
+#[inline(always)]
+pub(crate) fn nearest_byte(value: f32) -> u8 {
+    (value + MAGIC).to_bits() as u8
 }
 
 #[inline(always)]
@@ -125,7 +133,7 @@ pub(crate) fn quantize(x: &[f32], out: &mut [u8]) -> f32 {
     let mut poison = 0.0f32;
     for (out, &x) in out.iter_mut().zip(x) {
         poison += x * 0.0;
-        *out = (nearest(x * inverse) + 128.0) as u8;
+        *out = nearest_byte(x * inverse) ^ 0x80;
     }
     largest / 127.0 + poison
 }

@@ -317,7 +317,7 @@ pub(crate) fn quantize(x: &[f32], codes: &mut [i8], factors: &mut [Factor]) {
         let largest = lanes.into_iter().fold(0.0f32, |a, b| if a > b { a } else { b });
         let inverse = if largest > 0.0 && largest.is_finite() { 127.0 / largest } else { 0.0 };
         for (code, x) in codes.iter_mut().zip(x) {
-            *code = crate::cpu::dot::nearest(x * inverse) as i8;
+            *code = crate::cpu::dot::nearest_byte(x * inverse).cast_signed();
         }
         let sum = |codes: &[i8]| codes.iter().map(|&code| i32::from(code)).sum::<i32>();
         let code_sums = [sum(&codes[..GROUP / 2]), sum(&codes[GROUP / 2..])];
