@@ -21,6 +21,9 @@ use crate::error::Result;
 use crate::ops::{Activation, Linear};
 use crate::tensor::{DType, Tensor};
 
+/// Rows that go through a panel once.
+const FEW_ROWS: usize = 12;
+
 /// A weight and its bias, checked against its input.
 #[derive(Clone, Copy)]
 pub(crate) struct Operand<'a> {
@@ -219,8 +222,10 @@ impl Task<'_> {
         }
         let sums = &mut local.sums[which][..rows * PANEL];
         sums.fill(0.0);
-        for first in (0..depth).step_by(SLAB) {
-            let inputs = first..depth.min(first + SLAB);
+        // A panel that is read once need not stay in the cache.
+        let slab = if rows <= FEW_ROWS && panels.layout != Layout::F16 { depth } else { SLAB };
+        for first in (0..depth).step_by(slab) {
+            let inputs = first..depth.min(first + slab);
             // SAFETY: the table was chosen by `Table::of`, which checks that this CPU has its instruction set.
             unsafe {
                 match panels.layout {
