@@ -19,6 +19,7 @@ use crate::tensor::{Buffer, DType, DeviceId, Shape, Tensor};
 use crate::weight::{RawWeight, Weight, WeightRole};
 
 pub(crate) mod access;
+mod affinity;
 #[cfg(target_arch = "x86_64")]
 mod amx;
 pub(crate) mod attend;

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use crate::cpu::affinity;
 use crate::error::{Error, Result};
 
 /// Pauses of a waiting thread before it first gives its core away, some ten microseconds.
@@ -54,6 +55,9 @@ unsafe impl Send for Shared {}
 
 impl Pool {
     /// Starts `threads - 1` helpers; the calling thread is the first.
+    ///
+    /// Where there is exactly one CPU for each thread, helpers are pinned to theirs: they would gain nothing by moving
+    /// and lose their caches. With CPUs to spare the system moves them out of others' way.
     pub(crate) fn new(threads: usize) -> Result<Self> {
         let shared = Arc::new(Shared {
             epoch: Line(AtomicUsize::new(0)),
@@ -66,10 +70,15 @@ impl Pool {
             wake: Condvar::new(),
         });
         let mut pool = Self { shared, helpers: Vec::new() };
+        let places = affinity::one_each(threads);
         for thread in 1..threads {
             let shared = Arc::clone(&pool.shared);
+            let place = places.get(thread).copied();
             let builder = std::thread::Builder::new().name(format!("kernels-{thread}"));
-            let spawned = builder.spawn(move || shared.help(thread));
+            let spawned = builder.spawn(move || {
+                place.into_iter().for_each(affinity::pin);
+                shared.help(thread);
+            });
             pool.helpers
                 .push(spawned.map_err(|e| Error::System { what: "start a compute thread", reason: e.to_string() })?);
         }
