@@ -110,7 +110,7 @@ def table(section, measurements):
         peers += [subject for subject in subjects if subject != OURS and subject not in peers]
     has_bounds = any(subjects.get(OURS, {}).get("bound") for subjects in summaries.values())
     has_goals = [peer for peer in peers if any(goals.goal(section, peer, *key) for key in summaries)]
-    titles = ["cell", "", OURS]
+    titles = ["cell", "metric", OURS]
     for peer in peers:
         titles += [peer, "ratio"] + (["goal"] if peer in has_goals else [])
     lines = [row(titles + ["bound"] * has_bounds), row(["---"] * (len(titles) + has_bounds))]

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import bounds as limits
 import process
 
 # Until a server is ready, and for one request.
@@ -50,18 +51,17 @@ class Servers:
 
     def measured(self, name):
         """The server of this name, running, while all others are off the cores."""
-        for other, server in self.running.items():
-            if other != name:
-                server.freeze()
+        self.freeze_all()
         if name in self.running:
             self.running[name].thaw()
         else:
             self.running[name] = getattr(self, STARTERS[name])()
         return self.running[name]
 
-    def freeze(self, name):
-        """Takes a server off the cores."""
-        self.running[name].freeze()
+    def freeze_all(self):
+        """Takes all servers off the cores."""
+        for server in self.running.values():
+            server.freeze()
 
     def stop(self, name):
         """Ends a server, so that its next round starts it again."""
@@ -126,6 +126,7 @@ class Section:
         self.notes = [
             "SmolLM2-135M-Instruct in bf16, greedy, random tokens in, no end before the last token; the client runs on the same cores",
             "vLLM and llama-server with GLIBC_TUNABLES=glibc.malloc.hugetlb=1; vLLM without tcmalloc, on PyPI's torch, which is not the build it pins",
+            "bounds: every prompt at the prefill bound, every step at the decode bound of `tessera bench engine`; nothing for HTTP, tokens or waiting",
         ]
 
     def rounds(self, order):
@@ -135,6 +136,11 @@ class Section:
 
     def run(self, name):
         """All cells on one server; returns measurements without their repeat and load."""
+        bounds = {}
+        if name == "Tessera":
+            self.servers.freeze_all()
+            model = self.place.model("SmolLM2-135M-Instruct-bf16")
+            bounds = limits.measure(self.place, model, self.servers.cores, self.cells)
         server = self.servers.measured(name)
         try:
             self.load(server, WARM_UP)
@@ -143,10 +149,10 @@ class Section:
             self.servers.stop(name)
             raise
         if name in SLOW_TO_START:
-            self.servers.freeze(name)
+            server.freeze()
         else:
             self.servers.stop(name)
-        return [value for cell, point in points for value in values_of(cell, name, point)]
+        return [value for cell, point in points for value in values_of(cell, name, point, bounds.get(cell.name, {}))]
 
     def load(self, server, cell):
         """Sends a cell's requests with prompts that were never sent before; returns what the client saw."""
@@ -167,12 +173,12 @@ class Section:
         self.servers.close()
 
 
-def values_of(cell, subject, point):
+def values_of(cell, subject, point, bounds):
     """What counts of a cell."""
     values = {"ttft_ms": point["ttft_ms"]["p50"]}
     if not cell.only_first_token:
         values = {"output_tokens_per_s": point["output_tokens_per_s"], "tpot_ms": point["tpot_ms"]["p50"], **values}
     return [
-        {"cell": cell.name, "metric": metric, "subject": subject, "value": value, "bound": None}
+        {"cell": cell.name, "metric": metric, "subject": subject, "value": value, "bound": bounds.get(metric)}
         for metric, value in values.items()
     ]

@@ -9,6 +9,7 @@ import types
 import unittest
 from unittest import mock
 
+import bounds
 import engine
 import process
 import products
@@ -72,6 +73,18 @@ class Sections(unittest.TestCase):
             section.load(server, cell)
         first, second = (call.args[0] for call in programs.call_args_list)
         self.assertNotEqual(first[first.index("--seed") + 1], second[second.index("--seed") + 1])
+
+
+class Bounds(unittest.TestCase):
+    def test_a_burst_computes_all_prompts_and_then_every_step(self):
+        cell = serving.Cell("burst", tokens_in=100, tokens_out=11, concurrency=8, requests=8)
+        results = [{"test": "prefill", "tokens": 100, "bound_tokens_per_s": 1000.0}]
+        results += [{"test": "decode", "batch": 8, "bound_tokens_per_s": 80.0}]
+        with printing({"results": results}):
+            found = bounds.measure(PLACE, "model", 2, [cell])["burst"]
+        self.assertAlmostEqual(found["ttft_ms"], 400)
+        self.assertAlmostEqual(found["tpot_ms"], 100)
+        self.assertAlmostEqual(found["output_tokens_per_s"], 88 / 1.8)
 
 
 class Rounds(unittest.TestCase):
