@@ -66,9 +66,10 @@ pub struct Config {
     pub context_length: Option<u32>,
     /// Time after which a refused client may come back.
     pub retry_after_ms: u64,
-    /// Threads that compute; 0 takes all cores.
+    /// Threads that compute; 0 takes the physical cores that affinity and cgroups allow.
     pub threads: usize,
-    /// Instruction set (`scalar`, `avx2`, `avx512`); empty takes the fastest there is.
+    /// Instruction set (`scalar`, `portable`, `avx2`, `avx512`, `avx512bf16`, `amx`); empty takes the one that the
+    /// environment variable `TESSERA_CPU` names, else the fastest there is.
     pub cpu: String,
     /// Tokens that may wait for a request's reader before it is aborted.
     pub reader_tokens_max: u32,

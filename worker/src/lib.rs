@@ -3,6 +3,7 @@
 //! Tokens in, tokens out: text never comes here, and what another worker holds is not known here.
 
 pub mod config;
+pub mod cores;
 mod engine_loop;
 mod error;
 pub mod executor;

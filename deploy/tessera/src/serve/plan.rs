@@ -40,8 +40,9 @@ impl Plan {
         }
         self.default("scheduler.listen", ANY_PORT)?;
         self.default("worker.listen", ANY_PORT)?;
-        let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
-        self.default("worker.threads", i64::try_from((n_cores / self.n_workers).max(1))?)?;
+        // Workers that shared cores would wait for each other in every step.
+        let n_threads = (worker::cores::allowed() / self.n_workers).max(1);
+        self.default("worker.threads", i64::try_from(n_threads)?)?;
         self.default("membership.kind", "embedded")?;
         let key = daemon::random::key();
         self.default("hash_key", crate::model::hex(&key))
