@@ -138,15 +138,26 @@ impl CpuOps {
         self.isa
     }
 
-    /// Calls `f` with the elements of an f32 tensor, without a copy: how the sampler reads logits.
+    /// Threads that compute.
+    pub fn threads(&self) -> usize {
+        self.enter("threads").0.threads()
+    }
+
+    /// Calls `body(thread, row, elements)` once for each row of an f32 matrix, on any of the threads and in any order:
+    /// how a batch of logits is sampled.
     ///
-    /// `f` must not call operators of this instance: it would wait for itself.
+    /// `body` must not call operators of this instance: it would wait for itself.
     ///
     /// # Errors
-    /// When the tensor is another device's or not f32.
-    pub fn with_f32<R>(&self, tensor: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result<R> {
-        let (_machine, access) = self.enter("with_f32");
-        Ok(f(access.read::<f32>("tensor", tensor, DType::F32)?))
+    /// When the tensor is another device's, not f32 or no matrix.
+    pub fn for_each_row(&self, matrix: &Tensor, body: &(dyn Fn(usize, usize, &[f32]) + Sync)) -> Result<()> {
+        let (mut machine, access) = self.enter("for_each_row");
+        let elements = access.read::<f32>("matrix", matrix, DType::F32)?;
+        let dims = matrix.dims();
+        access.shape("matrix", matrix, dims.len() == 2, "two dimensions")?;
+        let (n_rows, width) = (dims[0], dims[1]);
+        machine.run(elements.len(), n_rows, &|thread, row| body(thread, row, &elements[row * width..][..width]));
+        Ok(())
     }
 
     /// Takes the device for one call.

@@ -6,11 +6,14 @@ use contract::hash::HashKey;
 use contract::kv::BlockOrder;
 use contract::model::{Fingerprint, ModelIdentity};
 use daemon::clock;
+use daemon::telemetry::metrics::scope;
+use daemon::telemetry::names;
 use engine::{Engine, EngineConfig};
 use kernels::{CpuOps, CpuOptions, Isa, Ops};
 use models::{KvCache, LoadOptions, ModelFiles};
 
 use crate::config::Config;
+use crate::cores;
 use crate::error::Error;
 use crate::executor::{Executor, ModelExecutor, limits};
 
@@ -19,6 +22,25 @@ pub(crate) struct Loaded {
     pub(crate) engine: Engine,
     pub(crate) executor: Box<dyn Executor>,
     pub(crate) identity: ModelIdentity,
+    pub(crate) memory: Memory,
+}
+
+/// What a replica's memory is there for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Memory {
+    pub(crate) weight_bytes: usize,
+    /// When all blocks are in use.
+    pub(crate) pool_bytes: usize,
+}
+
+impl Memory {
+    /// Shows it among the worker's metrics.
+    pub(crate) fn observe(self, worker: &str) {
+        let scope = scope("worker", worker);
+        for (metric, bytes) in [(&names::MODEL_WEIGHTS, self.weight_bytes), (&names::KV_CACHE_POOL, self.pool_bytes)] {
+            scope.gauge(metric, &[]).set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        }
+    }
 }
 
 /// Opens and loads the configured model; takes seconds and blocks.
@@ -29,7 +51,7 @@ pub(crate) fn load(config: &Config) -> Result<Loaded, Error> {
     let isa = if config.cpu.is_empty() { None } else { Some(config.cpu.parse::<Isa>()?) };
     let files = ModelFiles::open(&config.model)?;
     let threads = match config.threads {
-        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        0 => cores::allowed(),
         threads => threads,
     };
     let ops = Arc::new(CpuOps::new(&CpuOptions { dtype: config.compute_dtype(), threads, isa })?);
@@ -41,20 +63,24 @@ pub(crate) fn load(config: &Config) -> Result<Loaded, Error> {
     let layout = model.kv_spec().layout(BlockOrder::HeadsFirst, config.block_size, config.cache_dtype());
     let kv = KvCache::allocate(ops.as_ref(), layout, engine_config.n_blocks as usize)?;
     let numerics = format!("{} kv {:?} {:?}", ops.numerics(), layout.dtype, layout.order);
+    let memory = Memory { weight_bytes: model.weight_bytes(), pool_bytes: layout.block_bytes_total() * kv.n_blocks() };
+    let mut executor = Box::new(ModelExecutor::new(ops, model, kv, limits)?);
+    let loaded = clock::now();
+    executor.warm_up()?;
     tracing::info!(
         model = %config.model.display(),
-        weights_mb = model.weight_bytes() >> 20,
-        kv_cache_mb = (layout.block_bytes_total() * kv.n_blocks()) >> 20,
+        weights_mb = memory.weight_bytes >> 20,
+        kv_cache_mb = memory.pool_bytes >> 20,
         n_blocks = engine_config.n_blocks,
         context_length = engine_config.context_length,
         numerics,
         threads,
-        seconds = clock::now().duration_since(began).as_secs_f64(),
+        seconds = loaded.duration_since(began).as_secs_f64(),
+        warm_up_seconds = clock::now().duration_since(loaded).as_secs_f64(),
         "model loaded"
     );
     let identity = identity(config, &files, &engine_config, &numerics)?;
-    let executor = Box::new(ModelExecutor::new(ops, model, kv, limits)?);
-    Ok(Loaded { engine: Engine::new(engine_config)?, executor, identity })
+    Ok(Loaded { engine: Engine::new(engine_config)?, executor, identity, memory })
 }
 
 fn engine_config(config: &Config, files: &ModelFiles, hash_key: HashKey) -> Result<EngineConfig, Error> {

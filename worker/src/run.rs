@@ -43,11 +43,12 @@ pub(crate) async fn serve(
     loaded: Loaded,
     shutdown: Shutdown,
 ) -> Result<(), Error> {
-    let Loaded { engine, executor, identity } = loaded;
+    let Loaded { engine, executor, identity, memory } = loaded;
     let incarnation = Incarnation(random::u64());
     if config.id.is_empty() {
         config.id = format!("worker-{:08x}", random::u64() as u32);
     }
+    memory.observe(&config.id);
     let id = EngineId { worker: WorkerId::new(config.id.as_str()), incarnation, data_rank: DataRank(0) };
     let bounds =
         Bounds { reader_tokens_max: config.reader_tokens_max.max(1) as usize, kv_batches_max: config.kv_batches_max };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use contract::ids::{StepId, Token};
+use contract::ids::{SlotId, StepId, Token};
 use contract::plan::{QueryToken, SamplingSpec, SequencePlan};
 
 use super::ExecutorError;
@@ -36,7 +36,7 @@ impl SlotTable {
     /// # Errors
     /// When the plan does not follow from what the slot holds.
     pub fn advance(&mut self, plan: &SequencePlan, tokens: &mut Vec<Token>) -> Result<&Slot, ExecutorError> {
-        let slot = self.get(plan)?;
+        let slot = self.get_mut(plan)?;
         if let Some(spec) = &plan.start {
             slot.start(spec);
         }
@@ -66,7 +66,7 @@ impl SlotTable {
     /// # Errors
     /// When there is no such slot.
     pub fn note(&mut self, step: StepId, plan: &SequencePlan, token: Token) -> Result<(), ExecutorError> {
-        let slot = self.get(plan)?;
+        let slot = self.get_mut(plan)?;
         if slot.last_step != step {
             slot.last_step = step;
             slot.last_tokens.clear();
@@ -78,15 +78,13 @@ impl SlotTable {
         Ok(())
     }
 
-    /// What a slot holds.
-    ///
-    /// # Errors
-    /// When there is no such slot.
-    pub fn slot(&mut self, plan: &SequencePlan) -> Result<&Slot, ExecutorError> {
-        self.get(plan).map(|slot| &*slot)
+    /// What a slot holds; none beyond the table.
+    #[must_use]
+    pub fn get(&self, slot: SlotId) -> Option<&Slot> {
+        self.slots.get(slot.0 as usize)
     }
 
-    fn get(&mut self, plan: &SequencePlan) -> Result<&mut Slot, ExecutorError> {
+    fn get_mut(&mut self, plan: &SequencePlan) -> Result<&mut Slot, ExecutorError> {
         let n_slots = self.slots.len();
         self.slots.get_mut(plan.slot.0 as usize).ok_or(ExecutorError::NoSuchSlot { slot: plan.slot, n_slots })
     }
@@ -130,7 +128,7 @@ impl Slot {
 
 #[cfg(test)]
 mod tests {
-    use contract::ids::{BlockId, SlotId};
+    use contract::ids::BlockId;
     use contract::plan::BlockTableDelta;
     use contract::request::SamplingParams;
 

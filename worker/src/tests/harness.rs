@@ -21,7 +21,7 @@ use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
 use super::fake::{Behaviour, Fake, VOCAB};
-use crate::load::Loaded;
+use crate::load::{Loaded, Memory};
 use crate::{Config, Error};
 
 /// Long enough for a loaded machine; nothing waits for it in vain.
@@ -98,7 +98,7 @@ pub(super) async fn start_fake(config: Config, n_blocks: u32, behaviour: Behavio
         numerics: Fingerprint([4; 16]),
     };
     let executor = Box::new(Fake::new(engine.max_running as usize, behaviour));
-    let loaded = Loaded { engine: Engine::new(engine).unwrap(), executor, identity };
+    let loaded = Loaded { engine: Engine::new(engine).unwrap(), executor, identity, memory: Memory::default() };
     start(config, move |config, shutdown| async move {
         let listener = Listener::bind(&config.listen).unwrap();
         Box::pin(crate::run::serve(config, listener, loaded, shutdown)).await

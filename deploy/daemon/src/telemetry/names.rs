@@ -162,6 +162,12 @@ metrics! {
     /// Requests that ended without finishing; `reason` is one of a closed set.
     ENGINE_ABORTS = Counter, Count, "tessera.engine.aborts", ["reason"],
         "Requests aborted in the engine, by reason";
+    /// Weights on the device.
+    MODEL_WEIGHTS = Gauge, Bytes, "tessera.model.weights", [],
+        "Memory of the model's weights";
+    /// The KV pool when all of it is in use.
+    KV_CACHE_POOL = Gauge, Bytes, "tessera.kv_cache.pool", [],
+        "Memory of the KV cache's pool, which is taken as blocks are used";
     /// Blocks of the pool; `state` is total, allocated, cached or free.
     KV_CACHE_BLOCKS = Gauge, Count, "tessera.kv_cache.blocks", ["state"],
         "Blocks of the KV cache, by state";
