@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use contract::hash::HashKey;
 use daemon::announce::Announce;
 use daemon::client::ChannelOptions;
+use daemon::config::at_least_one;
 use daemon::server::ServerConfig;
 use membership::MembershipConfig;
 use serde::{Deserialize, Serialize};
@@ -55,20 +56,25 @@ pub struct Config {
 #[serde(default)]
 pub struct Limits {
     /// Requests that run at once; beyond it they are refused with a time to come back.
+    #[serde(deserialize_with = "at_least_one")]
     pub n_in_flight_max: usize,
     /// Time after which a refused client may come back.
     pub retry_after_ms: u64,
     /// Largest body of a request.
+    #[serde(deserialize_with = "at_least_one")]
     pub body_bytes_max: usize,
     /// Choices of one request, over all its prompts.
+    #[serde(deserialize_with = "at_least_one")]
     pub n_choices_max: u32,
     /// Stop strings of one request.
     pub n_stops_max: usize,
     /// Longest stop string.
     pub stop_bytes_max: usize,
     /// Longest time for a request.
+    #[serde(deserialize_with = "at_least_one")]
     pub request_timeout_ms: u64,
     /// Long texts that are tokenized at once.
+    #[serde(deserialize_with = "at_least_one")]
     pub n_tokenizing_max: usize,
 }
 
@@ -79,10 +85,13 @@ pub struct WorkerSettings {
     /// Connections to workers and schedulers.
     pub channel: ChannelOptions,
     /// Placements of one choice at most.
+    #[serde(deserialize_with = "at_least_one")]
     pub n_attempts_max: u32,
     /// Longest wait for a worker to describe itself or to begin a watch.
+    #[serde(deserialize_with = "at_least_one")]
     pub handshake_timeout_ms: u64,
     /// A watch that is silent for this long is made anew.
+    #[serde(deserialize_with = "at_least_one")]
     pub kv_silence_ms_max: u64,
     /// Shortest wait before a lost watch is made anew.
     pub backoff_ms_min: u64,
@@ -169,7 +178,37 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
+    use std::error::Error as _;
+
+    use daemon::config::Document;
+
     use super::*;
+
+    #[test]
+    fn a_bound_that_lets_nothing_through_is_refused_by_its_name() {
+        let bounds = [
+            "limits.n_in_flight_max",
+            "limits.body_bytes_max",
+            "limits.n_choices_max",
+            "limits.request_timeout_ms",
+            "limits.n_tokenizing_max",
+            "workers.n_attempts_max",
+            "workers.handshake_timeout_ms",
+            "workers.kv_silence_ms_max",
+        ];
+        for path in bounds {
+            let read = |value: u32| {
+                let document = Document::parse(&format!("router.{path} = {value}"), "test").unwrap();
+                document.section::<Config>("router").map(drop)
+            };
+            read(1).unwrap();
+            let error = read(0).unwrap_err();
+            let (_, key) = path.split_once('.').unwrap();
+            assert!(error.source().unwrap().to_string().contains(key), "{path}: {error:?}");
+        }
+        let none = Document::parse("router.limits.n_stops_max = 0", "test").unwrap();
+        assert!(none.section::<Config>("router").is_ok(), "no stop strings is a choice");
+    }
 
     #[test]
     fn a_key_is_64_hexadecimal_digits() {

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use serde::de::DeserializeOwned;
+use serde::de::{self, Deserialize, DeserializeOwned, Deserializer};
 use toml::{Table, Value};
 
 /// A parsed configuration document with its overrides applied.
@@ -166,6 +166,23 @@ impl Document {
     pub fn to_toml(&self) -> String {
         toml::to_string(&self.table).expect("a parsed document can be written")
     }
+}
+
+/// Reads a bound of at least one, for `#[serde(deserialize_with)]`: a role whose document has a 0 there ends before it
+/// listens, and the document's error names the key.
+///
+/// # Errors
+/// When the value is 0 or of another type.
+pub fn at_least_one<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + Default + PartialEq,
+{
+    let value = T::deserialize(deserializer)?;
+    if value == T::default() {
+        return Err(de::Error::custom("0 is out of range: give 1 or more"));
+    }
+    Ok(value)
 }
 
 /// Warns loudly about keys that mean nothing, or refuses them when `check`.

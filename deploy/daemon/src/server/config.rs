@@ -1,6 +1,8 @@
 //! The bounds of a server, and which of them make sense.
 
-use serde::{Deserialize, Deserializer, Serialize, de};
+use serde::{Deserialize, Serialize};
+
+use crate::config::at_least_one;
 
 /// The bounds of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,19 +83,6 @@ impl ServerConfig {
             None => Ok(()),
         }
     }
-}
-
-/// Refuses 0 while the document is read, so that a role ends before it listens; the document's error names the key.
-fn at_least_one<'de, D, T>(deserializer: D) -> Result<T, D::Error>
-where
-    D: Deserializer<'de>,
-    T: Deserialize<'de> + Default + PartialEq,
-{
-    let value = T::deserialize(deserializer)?;
-    if value == T::default() {
-        return Err(de::Error::custom("0 is out of range: give 1 or more"));
-    }
-    Ok(value)
 }
 
 #[cfg(test)]
