@@ -101,7 +101,10 @@ async fn isolated_roles_are_processes_of_their_own_and_end_with_their_parent() {
     let tiny = place::tiny("llama");
     let args =
         ["serve", "--isolate", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0", "--model", tiny.to_str().unwrap()];
-    let mut process = Process::tessera("serve --isolate", &args, None);
+    let temporary = tempfile::tempdir().unwrap();
+    let mut command = Command::new(place::tessera());
+    command.args(args).env("TMPDIR", temporary.path());
+    let mut process = Process::start("serve --isolate", command);
     let http = process.line("ready line", READY, |line| Some(fields(line.strip_prefix("ready ")?)["http"].to_owned()));
     let output = process.output();
     let children: Vec<(&str, u32)> = output
@@ -117,6 +120,7 @@ async fn isolated_roles_are_processes_of_their_own_and_end_with_their_parent() {
     let body = serde_json::json!({"prompt": [5, 6, 7], "max_tokens": 4, "model": "llama"});
     let (status, answer) = tests::client::post(&http, "/v1/completions", &body).await.unwrap();
     assert_eq!(status, 200, "{answer}");
+    assert_eq!(std::fs::read_dir(temporary.path()).unwrap().count(), 0, "the hash key is in no file");
     process.kill();
     let gone = |pid: u32| !Path::new(&format!("/proc/{pid}/exe")).exists();
     tests::wait::until("children end", Duration::from_secs(10), async || {

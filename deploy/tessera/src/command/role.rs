@@ -1,10 +1,11 @@
 //! `tessera scheduler`, `tessera router` and `tessera worker`: one role of a cluster in this process.
 
-use std::io::Read as _;
+use std::io::{BufRead as _, Read as _};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use daemon::announce::Announce;
+use daemon::config::Document;
 use daemon::shutdown::{Shutdown, Trigger};
 use daemon::task::Tasks;
 
@@ -23,20 +24,26 @@ SIGTERM and SIGINT let running requests finish; a second one does not.";
 /// Time for a process whose parent has died.
 const ORPHAN_GRACE: Duration = Duration::from_secs(3);
 
+/// Ends the document that a parent gives; no TOML contains it.
+pub(crate) const DOCUMENT_END: u8 = 0;
+/// Largest such document.
+const DOCUMENT_BYTES_MAX: u64 = 16 << 20;
+
 /// What the role commands take.
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(flatten)]
     configuration: configuration::Flags,
-    /// Stop when standard input ends, which it does with the process that started this one
+    /// Read the document from standard input, and stop when that ends, which it does with the process that started this
+    /// one
     #[arg(long, hide = true)]
     with_parent: bool,
 }
 
 /// Runs `role` until it is told to stop.
 pub(crate) async fn run(role: Role, args: Args) -> Result<()> {
-    let document = args.configuration.load()?;
+    let document = if args.with_parent { given_document()? } else { args.configuration.load()? };
     let _telemetry = args.configuration.begin(&document, role.name(), &[role])?;
     let mut configured = role::configure(&document, role)?.value;
     if args.configuration.is_check() {
@@ -56,6 +63,16 @@ pub(crate) async fn run(role: Role, args: Args) -> Result<()> {
         }
     });
     configured.run(shutdown).await
+}
+
+/// Reads the document that stands at the beginning of standard input.
+fn given_document() -> Result<Document> {
+    let mut text = Vec::new();
+    std::io::stdin().lock().take(DOCUMENT_BYTES_MAX).read_until(DOCUMENT_END, &mut text)?;
+    if text.pop() != Some(DOCUMENT_END) {
+        bail!("the process that started this one gave no whole configuration");
+    }
+    Ok(Document::parse(std::str::from_utf8(&text)?, "the configuration given on standard input")?)
 }
 
 /// Fires `trigger` when standard input ends; without a parent there is no long grace.

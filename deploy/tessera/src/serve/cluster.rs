@@ -83,6 +83,7 @@ impl Cluster {
             }
             Form::Processes => {
                 let child = process::Child::start(role, name, &document)
+                    .await
                     .with_context(|| format!("cannot start {name} as a process"))?;
                 let pid = child.pid();
                 self.tasks.spawn("child process", child.follow(self.sender.clone(), shutdown));

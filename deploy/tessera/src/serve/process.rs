@@ -1,6 +1,5 @@
-//! One role as a child process: started with a document of its own, heard through its output, ended by its input.
+//! One role as a child process: given its document on its input, heard through its output, ended when its input ends.
 
-use std::io::Write as _;
 use std::net::SocketAddr;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
@@ -8,16 +7,19 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow, bail};
 use daemon::config::Document;
 use daemon::shutdown::Shutdown;
-use tempfile::NamedTempFile;
-use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{ChildStdin, ChildStdout, Command};
 use tokio::sync::mpsc;
 
 use super::cluster::Event;
+use crate::command::role::DOCUMENT_END;
 use crate::role::Role;
 
 /// Longest time for a child to end after it was told; then it is killed.
 const END_MAX: Duration = Duration::from_secs(70);
+
+/// Longest time for a child to read its document.
+const DOCUMENT_MAX: Duration = Duration::from_secs(30);
 
 /// A running child.
 pub(super) struct Child {
@@ -27,20 +29,14 @@ pub(super) struct Child {
     /// Its standard input: it ends when this does, however this process ends.
     stdin: ChildStdin,
     stdout: ChildStdout,
-    /// Its document, which only this user may read, for it holds the hash key.
-    _document: NamedTempFile,
 }
 
 impl Child {
-    /// Starts this program again as `role`.
-    pub(super) fn start(role: Role, name: &str, document: &Document) -> Result<Self> {
-        let mut file = tempfile::Builder::new().prefix("tessera-").suffix(".toml").tempfile()?;
-        file.write_all(document.to_toml().as_bytes()).context("cannot write its configuration")?;
+    /// Starts this program again as `role` and gives it its document, which is in no file, for it holds the hash key.
+    pub(super) async fn start(role: Role, name: &str, document: &Document) -> Result<Self> {
         let program = std::env::current_exe().context("cannot find this program's file")?;
         let mut process = Command::new(program)
             .arg(role.name())
-            .arg("--config")
-            .arg(file.path())
             .arg("--with-parent")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -49,9 +45,13 @@ impl Child {
             .kill_on_drop(true)
             .spawn()?;
         let pid = process.id().context("it ended at once")?;
-        let stdin = process.stdin.take().expect("its input is piped");
+        let mut stdin = process.stdin.take().expect("its input is piped");
         let stdout = process.stdout.take().expect("its output is piped");
-        Ok(Self { name: name.to_owned(), pid, process, stdin, stdout, _document: file })
+        let mut text = document.to_toml().into_bytes();
+        text.push(DOCUMENT_END);
+        let given = tokio::time::timeout(DOCUMENT_MAX, stdin.write_all(&text)).await;
+        given.context("it does not read its configuration")?.context("cannot give it its configuration")?;
+        Ok(Self { name: name.to_owned(), pid, process, stdin, stdout })
     }
 
     /// Its process id.
