@@ -4,7 +4,6 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::cpu::access::Access;
-use crate::cpu::attend::Attend;
 use crate::cpu::panels::Packed;
 use crate::cpu::pool::{Body, Pool};
 use crate::cpu::table::Table;
@@ -75,14 +74,11 @@ pub struct CpuOps {
 pub(crate) struct Machine {
     pool: Pool,
     pub(crate) table: &'static Table,
-    pub(crate) attend: Attend,
+    pub(crate) kv: &'static attend::KvTable,
+    pub(crate) attention: op::attention::Memory,
     locals: Locals,
     /// A product's activations, kept for their capacity.
     pub(crate) activations: Activations,
-    /// Attention's memory, grown to the largest call and kept.
-    pub(crate) scratch: Vec<f32>,
-    /// Attention's (sequence, first query row) tiles, kept for their capacity.
-    pub(crate) tiles: Vec<(usize, usize)>,
 }
 
 impl Machine {
@@ -125,10 +121,9 @@ impl CpuOps {
             locals: Locals::new(pool.threads())?,
             pool,
             table,
-            attend: attend::kernel(table.isa),
+            kv: attend::table(table.isa),
+            attention: op::attention::Memory::default(),
             activations: Activations::default(),
-            scratch: Vec::new(),
-            tiles: Vec::new(),
         });
         Ok(Self { device: DeviceId::unique(), dtype: options.dtype, isa: table.isa, machine })
     }
@@ -279,8 +274,8 @@ impl Ops for CpuOps {
     }
 
     fn write_kv(&self, _: StreamId, step: &StepInputs, k: &Tensor, v: &Tensor, cache: &LayerCache) -> Result<()> {
-        let (_machine, access) = self.enter("write_kv");
-        op::kv::run(&access, step, k, v, cache)
+        let (mut machine, access) = self.enter("write_kv");
+        op::kv::run(&mut machine, &access, step, [k, v], cache)
     }
 
     fn paged_attention(&self, _: StreamId, step: &StepInputs, args: &Attention<'_>) -> Result<()> {

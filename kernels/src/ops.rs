@@ -138,12 +138,13 @@ pub enum Activation {
 
 /// One layer's keys and values in the block pool.
 ///
-/// On a CPU a block is `[kv_heads, block, dim]`; cache formats are f32, bf16 and f16.
+/// On a CPU a block is `[kv_heads, block, dim]`, and where an element of a head's run lies in it is the operators' own
+/// affair; cache formats are f32, bf16, f16, and int8 (`i8`) with an f32 scale for each row.
 #[derive(Clone, Debug)]
 pub struct LayerCache {
-    /// `[n_blocks, kv_heads, block, key_dim]`.
+    /// `[n_blocks, kv_heads, block, key_dim]`; `key_dim + 4` for int8.
     pub keys: Tensor,
-    /// `[n_blocks, kv_heads, block, value_dim]`.
+    /// `[n_blocks, kv_heads, block, value_dim]`; `value_dim + 4` for int8.
     pub values: Tensor,
 }
 

@@ -20,6 +20,8 @@ pub enum DType {
     U32,
     /// A byte.
     U8,
+    /// Signed 8-bit integer.
+    I8,
 }
 
 impl DType {
@@ -28,7 +30,7 @@ impl DType {
         match self {
             Self::F32 | Self::U32 => 4,
             Self::Bf16 | Self::F16 => 2,
-            Self::U8 => 1,
+            Self::U8 | Self::I8 => 1,
         }
     }
 }
@@ -256,7 +258,7 @@ pub trait Element: sealed::Sealed + Copy + 'static {}
 macro_rules! element {
     ($($t:ty),*) => { $(impl sealed::Sealed for $t {} impl Element for $t {})* };
 }
-element!(f32, u32, u8, half::bf16, half::f16);
+element!(f32, u32, u8, i8, half::bf16, half::f16);
 
 /// The bytes of numbers, for `Ops::upload`.
 pub fn as_bytes<T: Element>(values: &[T]) -> &[u8] {

@@ -73,7 +73,7 @@ struct TileConfig {
 }
 
 thread_local! {
-    /// Rows of the first and second tile of activations that this thread's configuration has.
+    /// Rows of the first and second tile of activations that this thread's configuration has; attention's has 255 first.
     static SHAPE: Cell<[u8; 2]> = const { Cell::new([0; 2]) };
 }
 
@@ -83,15 +83,34 @@ thread_local! {
 /// AMX is available.
 unsafe fn configure(first: usize, second: usize) {
     let shape = [first as u8, second as u8];
+    let second = shape[1].max(1);
+    // SAFETY: the caller's promise.
+    unsafe { load(shape, [shape[0], shape[0], second, second, shape[0], second, 16, 16], [64; 8]) };
+}
+
+/// Configures tiles for attention over `rows` rows: 0 to 3 sums, 4 and 5 left tiles with rows of 64 and of 32 bytes, 6
+/// and 7 right tiles of sixteen and of eight rows.
+///
+/// # Safety
+/// AMX is available; `rows` is at least 1 and at most 16.
+pub(crate) unsafe fn configure_attention(rows: usize) {
+    let n = rows as u8;
+    // SAFETY: the caller's promise.
+    unsafe { load([u8::MAX, n], [n, n, n, n, n, n, 16, 8], [64, 64, 64, 64, 64, 32, 64, 64]) };
+}
+
+/// Loads a configuration unless `shape`, which names it, is the thread's already.
+///
+/// # Safety
+/// AMX is available, and the numbers are a valid configuration.
+unsafe fn load(shape: [u8; 2], rows: [u8; 8], row_bytes: [u16; 8]) {
     if SHAPE.get() == shape {
         return;
     }
     SHAPE.set(shape);
     let mut config = TileConfig { palette: 1, start_row: 0, _reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
-    let second = shape[1].max(1);
-    let rows = [shape[0], shape[0], second, second, shape[0], second, 16, 16];
     config.rows[..8].copy_from_slice(&rows);
-    config.row_bytes[..8].fill(64);
+    config.row_bytes[..8].copy_from_slice(&row_bytes);
     // SAFETY: AMX is the caller's promise; the operand is 64 bytes of a valid configuration.
     unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, readonly)) };
 }

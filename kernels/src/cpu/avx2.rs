@@ -114,11 +114,6 @@ impl Lanes for __m256 {
         unsafe { _mm256_loadu_ps(from) }
     }
     #[inline(always)]
-    unsafe fn load_bf16(from: *const u16) -> Self {
-        // SAFETY: as the trait demands.
-        unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast())))) }
-    }
-    #[inline(always)]
     unsafe fn load_f16(from: *const u16) -> Self {
         // SAFETY: as the trait demands.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }

@@ -114,11 +114,6 @@ impl Lanes for __m512 {
         unsafe { _mm512_loadu_ps(from) }
     }
     #[inline(always)]
-    unsafe fn load_bf16(from: *const u16) -> Self {
-        // SAFETY: as the trait demands.
-        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast())))) }
-    }
-    #[inline(always)]
     unsafe fn load_f16(from: *const u16) -> Self {
         // SAFETY: as the trait demands.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }

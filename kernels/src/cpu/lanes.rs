@@ -12,7 +12,6 @@ pub(crate) trait Lanes: Copy {
 
     unsafe fn splat(value: f32) -> Self;
     unsafe fn load(from: *const f32) -> Self;
-    unsafe fn load_bf16(from: *const u16) -> Self;
     unsafe fn load_f16(from: *const u16) -> Self;
     /// Loads N pairs of bf16: the even elements, the odd ones.
     unsafe fn load_pairs(from: *const u16) -> (Self, Self);
@@ -34,15 +33,6 @@ pub(crate) trait Lanes: Copy {
     unsafe fn zero_where_below(self, x: Self, bound: Self) -> Self;
     /// Sum of the lanes as a tree of halves.
     unsafe fn sum(self) -> f32;
-
-    /// Largest lane.
-    #[inline(always)]
-    unsafe fn largest(self) -> f32 {
-        let mut lanes = [0.0f32; 16];
-        // SAFETY: the array holds N <= 16 floats; target features as for the trait.
-        unsafe { self.store(lanes.as_mut_ptr()) };
-        lanes[..Self::N].iter().copied().fold(f32::NEG_INFINITY, f32::max)
-    }
 
     /// `e^self`, within 2 ulp; 0 below -87.3 and for negative infinity.
     ///

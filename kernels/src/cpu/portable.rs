@@ -78,12 +78,6 @@ impl Lanes for Array {
         Self(unsafe { from.cast::<[f32; 8]>().read_unaligned() })
     }
     #[inline(always)]
-    unsafe fn load_bf16(from: *const u16) -> Self {
-        // SAFETY: as the trait demands.
-        let bits = unsafe { from.cast::<[u16; 8]>().read_unaligned() };
-        Self(bits.map(|bits| f32::from_bits(u32::from(bits) << 16)))
-    }
-    #[inline(always)]
     unsafe fn load_f16(from: *const u16) -> Self {
         // SAFETY: as the trait demands.
         let bits = unsafe { from.cast::<[u16; 8]>().read_unaligned() };

@@ -21,7 +21,7 @@ pub(crate) fn run(machine: &mut Machine, access: &Access, step: &StepInputs, x: 
         }
         rope::run(machine, access, tensor, args.positions, args.rope)?;
     }
-    kv::run(access, step, args.key_scratch, args.value_scratch, args.cache)
+    kv::run(machine, access, step, [args.key_scratch, args.value_scratch], args.cache)
 }
 
 fn project(machine: &mut Machine, access: &Access, x: &Tensor, args: &Qkv<'_>) -> Result<()> {

@@ -58,10 +58,7 @@ impl Case {
     /// Runs steps one after the other, and returns each sequence's rows.
     fn run(&self, device: &Device, sequences: &[Sequence], steps: &[Step]) -> Vec<Vec<f32>> {
         let n_blocks = sequences.iter().map(|sequence| sequence.blocks.len()).sum();
-        let cache = LayerCache {
-            keys: device.zeros([n_blocks, self.kv_heads, self.block, self.key_dim], self.dtype),
-            values: device.zeros([n_blocks, self.kv_heads, self.block, self.value_dim], self.dtype),
-        };
+        let cache = self.cache(device, n_blocks);
         let row = self.heads * self.value_dim;
         let mut outputs: Vec<Vec<f32>> =
             sequences.iter().map(|s| vec![f32::NAN; s.q.len() / (self.heads * self.key_dim) * row]).collect();
@@ -75,6 +72,12 @@ impl Case {
             }
         }
         outputs
+    }
+
+    fn cache(&self, device: &Device, n_blocks: usize) -> LayerCache {
+        let extra = if self.dtype == DType::I8 { 4 } else { 0 };
+        let region = |dim| device.zeros([n_blocks, self.kv_heads, self.block, dim + extra], self.dtype);
+        LayerCache { keys: region(self.key_dim), values: region(self.value_dim) }
     }
 
     fn step(&self, device: &Device, sequences: &[Sequence], cache: &LayerCache, step: &Step) -> Vec<f32> {
@@ -106,16 +109,37 @@ impl Case {
         device.read(&out)
     }
 
-    /// A full softmax in f64 over the values as the cache keeps them.
-    fn naive(&self, sequence: &Sequence) -> Vec<f32> {
-        let kept = |&x: &f32| match self.dtype {
-            DType::Bf16 => half::bf16::from_f32(x).to_f64(),
-            DType::F16 => half::f16::from_f32(x).to_f64(),
-            _ => f64::from(x),
+    /// Rows as the cache keeps them.
+    fn kept(&self, values: &[f32], dim: usize) -> Vec<f64> {
+        let row = |row: &[f32]| {
+            let scale = row.iter().fold(0.0f32, |largest, x| largest.max(x.abs())) / 127.0;
+            let kept = |&x: &f32| match self.dtype {
+                DType::Bf16 => half::bf16::from_f32(x).to_f64(),
+                DType::F16 => half::f16::from_f32(x).to_f64(),
+                DType::I8 => f64::from((x / scale).round_ties_even()) * f64::from(scale),
+                _ => f64::from(x),
+            };
+            row.iter().map(kept).collect::<Vec<_>>()
         };
-        let (k, v): (Vec<f64>, Vec<f64>) =
-            (sequence.k.iter().map(kept).collect(), sequence.v.iter().map(kept).collect());
-        let rows = sequence.q.chunks_exact(self.key_dim).enumerate();
+        values.chunks_exact(dim).flat_map(row).collect()
+    }
+
+    /// Whether queries and weights are rounded to bf16.
+    fn rounds(&self) -> bool {
+        matches!(self.dtype, DType::Bf16 | DType::I8)
+    }
+
+    /// What an output may differ from a full softmax: the rounding of weights, 2^-9 each, of values up to 2.
+    fn tolerance(&self) -> f32 {
+        if self.rounds() { 4e-3 } else { 2e-5 }
+    }
+
+    /// A full softmax in f64 over the queries as they are multiplied and the values as the cache keeps them.
+    fn naive(&self, sequence: &Sequence) -> Vec<f32> {
+        let (k, v) = (self.kept(&sequence.k, self.key_dim), self.kept(&sequence.v, self.value_dim));
+        let q = |&x: &f32| if self.rounds() { half::bf16::from_f32(x).to_f32() } else { x };
+        let q: Vec<f32> = sequence.q.iter().map(q).collect();
+        let rows = q.chunks_exact(self.key_dim).enumerate();
         rows.flat_map(|(row, q)| {
             let (position, kv_head) = (row / self.heads, row % self.heads * self.kv_heads / self.heads);
             let first = self.window.map_or(0, |window| (position + 1).saturating_sub(window as usize));
@@ -150,6 +174,15 @@ fn cases() -> Vec<Case> {
         Case { heads: 2, kv_heads: 2, key_dim: 80, value_dim: 80, block: 32, ..PLAIN },
         Case { heads: 40, kv_heads: 1, key_dim: 16, value_dim: 16, block: 5, ..PLAIN },
         Case { heads: 1, kv_heads: 1, key_dim: 256, value_dim: 256, block: 128, window: Some(33), ..PLAIN },
+        Case { dtype: DType::Bf16, heads: 9, kv_heads: 3, key_dim: 64, value_dim: 64, ..PLAIN },
+        Case { dtype: DType::Bf16, heads: 4, kv_heads: 1, key_dim: 96, value_dim: 80, block: 64, ..PLAIN },
+        Case { dtype: DType::Bf16, key_dim: 128, value_dim: 48, block: 1, window: Some(20), ..PLAIN },
+        Case { dtype: DType::Bf16, key_dim: 80, value_dim: 80, block: 32, soft_cap: Some(2.0), ..PLAIN },
+        Case { dtype: DType::I8, heads: 9, kv_heads: 3, key_dim: 64, value_dim: 64, ..PLAIN },
+        Case { dtype: DType::I8, key_dim: 17, value_dim: 33, block: 5, soft_cap: Some(3.0), ..PLAIN },
+        Case { dtype: DType::I8, key_dim: 256, value_dim: 16, block: 32, window: Some(40), ..PLAIN },
+        Case { dtype: DType::F16, heads: 7, kv_heads: 1, key_dim: 96, value_dim: 96, window: Some(7), ..PLAIN },
+        Case { dtype: DType::F16, heads: 98, kv_heads: 2, key_dim: 16, value_dim: 24, ..PLAIN },
     ]
 }
 
@@ -174,18 +207,56 @@ fn random_steps(random: &mut Random, lens: &[usize]) -> Vec<Step> {
     steps
 }
 
+/// Cases for contexts of several partitions.
+fn long_cases() -> Vec<Case> {
+    vec![
+        Case { heads: 2, kv_heads: 1, ..PLAIN },
+        Case { dtype: DType::Bf16, heads: 3, kv_heads: 1, ..PLAIN },
+        Case { dtype: DType::I8, heads: 4, kv_heads: 2, block: 32, window: Some(600), ..PLAIN },
+        Case { dtype: DType::F16, heads: 1, kv_heads: 1, block: 5, window: Some(70), ..PLAIN },
+    ]
+}
+
+fn assert_is_softmax(case: &Case, lens: &[usize], random: &mut Random) {
+    let sequences = case.sequences(random, lens);
+    let expected: Vec<Vec<f32>> = sequences.iter().map(|sequence| case.naive(sequence)).collect();
+    for (name, device) in Device::all(ComputeDtype::F32) {
+        let step = lens.iter().enumerate().map(|(i, len)| (i, 0..*len)).collect();
+        let actual = case.run(&device, &sequences, &[step]);
+        for (actual, expected) in actual.iter().zip(&expected) {
+            assert_close(actual, expected, case.tolerance(), &format!("{name} {case:?}"));
+        }
+    }
+}
+
 #[test]
 fn attention_equals_a_full_softmax_on_every_instruction_set() {
     let mut random = Random::new();
-    let lens = [1, 17, 70, 16];
     for case in cases() {
-        let sequences = case.sequences(&mut random, &lens);
-        let expected: Vec<Vec<f32>> = sequences.iter().map(|sequence| case.naive(sequence)).collect();
-        for (name, device) in Device::all(ComputeDtype::F32) {
-            let step = lens.iter().enumerate().map(|(i, len)| (i, 0..*len)).collect();
-            let actual = case.run(&device, &sequences, &[step]);
-            for (actual, expected) in actual.iter().zip(&expected) {
-                assert_close(actual, expected, 2e-5, &format!("{name} {case:?}"));
+        assert_is_softmax(&case, &[1, 17, 70, 16, 150], &mut random);
+    }
+}
+
+#[test]
+fn attention_over_several_partitions_equals_a_full_softmax() {
+    let mut random = Random::new();
+    for case in long_cases() {
+        assert_is_softmax(&case, &[513, 1100], &mut random);
+    }
+}
+
+/// Fails unless random cuts give the bits that each sequence alone in one step gives.
+fn assert_same_bits_in_any_cut(case: &Case, lens: &[usize], rounds: usize, random: &mut Random) {
+    let sequences = case.sequences(random, lens);
+    for isa in Isa::available() {
+        let device = Device::new(isa, 1, ComputeDtype::F32);
+        let alone: Vec<Step> = lens.iter().enumerate().map(|(i, len)| vec![(i, 0..*len)]).collect();
+        let expected = case.run(&device, &sequences, &alone);
+        for round in 0..rounds {
+            let device = Device::new(isa, 1 + round % 3, ComputeDtype::F32);
+            let steps = random_steps(random, lens);
+            for (actual, expected) in case.run(&device, &sequences, &steps).iter().zip(&expected) {
+                assert_same(actual, expected, &format!("{isa} {case:?} {steps:?}"));
             }
         }
     }
@@ -194,18 +265,64 @@ fn attention_equals_a_full_softmax_on_every_instruction_set() {
 #[test]
 fn a_row_has_the_same_bits_in_any_chunks_beside_anyone_on_any_threads() {
     let mut random = Random::new();
-    let lens = [1, 37, 90, 16];
     for case in cases() {
-        let sequences = case.sequences(&mut random, &lens);
-        for isa in Isa::available() {
-            let device = Device::new(isa, 1, ComputeDtype::F32);
-            let alone: Vec<Step> = lens.iter().enumerate().map(|(i, len)| vec![(i, 0..*len)]).collect();
-            let expected = case.run(&device, &sequences, &alone);
-            for round in 0..4 {
-                let device = Device::new(isa, 1 + round % 3, ComputeDtype::F32);
-                let steps = random_steps(&mut random, &lens);
-                for (actual, expected) in case.run(&device, &sequences, &steps).iter().zip(&expected) {
-                    assert_same(actual, expected, &format!("{isa} {case:?} {steps:?}"));
+        assert_same_bits_in_any_cut(&case, &[1, 37, 90, 16, 130], 4, &mut random);
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_across_partitions_however_they_are_shared() {
+    let mut random = Random::new();
+    for case in long_cases() {
+        assert_same_bits_in_any_cut(&case, &[530, 1030, 64, 1], 3, &mut random);
+    }
+}
+
+#[test]
+fn one_long_decode_row_has_the_same_bits_on_any_number_of_threads() {
+    let mut random = Random::new();
+    let len = 2100;
+    for case in [
+        Case { dtype: DType::Bf16, heads: 3, kv_heads: 1, key_dim: 64, value_dim: 64, ..PLAIN },
+        Case { dtype: DType::I8, heads: 6, kv_heads: 2, key_dim: 32, value_dim: 32, window: Some(1500), ..PLAIN },
+    ] {
+        let sequences = case.sequences(&mut random, &[len]);
+        for isa in Isa::available().filter(|&isa| isa != Isa::Scalar) {
+            let run = |threads, steps: &[Step]| {
+                case.run(&Device::new(isa, threads, ComputeDtype::F32), &sequences, steps).remove(0)
+            };
+            let expected = run(1, &[vec![(0, 0..len)]]);
+            for threads in [2, 5] {
+                let actual = run(threads, &[vec![(0, 0..len - 1)], vec![(0, len - 1..len)]]);
+                assert_same(&actual, &expected, &format!("{isa} on {threads} threads {case:?}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_query_does_not_see_does_not_matter_whatever_it_is() {
+    let mut random = Random::new();
+    for dtype in [DType::F32, DType::Bf16, DType::F16, DType::I8] {
+        for block in [16, 5] {
+            let case = Case { dtype, block, window: Some(9), ..PLAIN };
+            let mut sequences = case.sequences(&mut random, &[40, 12]);
+            let expected: Vec<Vec<f32>> = sequences.iter().map(|sequence| case.naive(sequence)).collect();
+            let rows = |from: usize| from * case.kv_heads * case.key_dim;
+            for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX] {
+                // Keys and values have equal dimensions here.
+                sequences[0].k[rows(10)..rows(11)].fill(bad);
+                sequences[0].v[rows(10)..rows(11)].fill(bad);
+                sequences[0].k[rows(39)..].fill(bad);
+                sequences[0].v[rows(39)..].fill(bad);
+                for (name, device) in Device::all(ComputeDtype::F32) {
+                    let outputs = case.run(&device, &sequences, &[vec![(0, 0..40), (1, 0..12)]]);
+                    let row = case.heads * case.value_dim;
+                    for seen in [0..10 * row, 19 * row..39 * row] {
+                        let (actual, expected) = (&outputs[0][seen.clone()], &expected[0][seen]);
+                        assert_close(actual, expected, case.tolerance(), &format!("{name} {bad} {case:?}"));
+                    }
+                    assert_close(&outputs[1], &expected[1], case.tolerance(), &format!("{name} {bad} {case:?}"));
                 }
             }
         }

@@ -1,0 +1,281 @@
+//! Softmax over one partition, stripe after stripe, for a tile of rows.
+//! Hot path: no allocation, no lock, no log.
+#![expect(clippy::needless_range_loop, reason = "indices that constants bound unroll; iterators over parts do not")]
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use crate::cpu::attend::product::{Product, Sums, add_products, with_rows};
+use crate::cpu::attend::stripe::{Stripe, TILES};
+use crate::cpu::attend::vector::Vector;
+use crate::cpu::lanes::Lanes;
+use crate::op::attention::STRIPE;
+use crate::op::attention::cache::{CacheData, TILE};
+use crate::op::attention::softmax::Softmax;
+use crate::op::attention::unit::{Kernel, Unit, Work};
+
+/// Attention with one kind of product.
+pub(crate) struct Online<P>(PhantomData<P>);
+
+impl<P: Product> Kernel for Online<P> {
+    #[inline(always)]
+    unsafe fn begin(unit: &Unit<'_>, work: &mut Work<'_>) {
+        let words = query_words::<P>(unit);
+        for (row, target) in work.query.chunks_exact_mut(words).take(unit.n_rows()).enumerate() {
+            // SAFETY: features are the caller's promise.
+            unsafe { P::pack(unit.query(row), target) };
+        }
+        work.key_factors.fill(unit.score_factor());
+    }
+
+    #[inline(always)]
+    unsafe fn partition(unit: &Unit<'_>, positions: Range<usize>, work: &mut Work<'_>, state: &mut Softmax<'_>) {
+        state.clear();
+        work.sums.fill(0.0);
+        let mut start = positions.start;
+        while start < positions.end {
+            let end = positions.end.min((start / STRIPE + 1) * STRIPE);
+            let rows = unit.rows_that_see(&(start..end));
+            // SAFETY: features are the caller's promise; the stripe is used before `work` gets another.
+            unsafe {
+                let stripe = Stripe::load::<P>(unit, work, start..end);
+                P::score(unit, work, &stripe, rows.clone());
+                // No closure: it would be compiled without the features.
+                for row in rows.clone() {
+                    weigh::<P>(unit, work, &stripe, row, state);
+                }
+                P::mix(unit, work, &stripe, rows, state);
+            }
+            start = end;
+        }
+        for (sum, lanes) in state.sum.iter_mut().zip(work.sums.chunks_exact(TILE)) {
+            *sum = lanes.iter().sum();
+        }
+    }
+}
+
+/// Numbers of scratch that a packed query takes.
+#[inline(always)]
+fn query_words<P: Product>(unit: &Unit<'_>) -> usize {
+    unit.dims.key_stride() / P::GROUP * P::WORDS
+}
+
+/// [`Product::score`] in registers.
+///
+/// # Safety
+/// As for [`Product`].
+#[inline(always)]
+pub(crate) unsafe fn score<P: Product>(
+    unit: &Unit<'_>,
+    work: &mut Work<'_>,
+    stripe: &Stripe<P::Element>,
+    rows: Range<usize>,
+) {
+    let keys = (unit.dims.key_stride() / P::GROUP, query_words::<P>(unit));
+    for row in rows.clone().step_by(P::ROWS) {
+        let n = P::ROWS.min(rows.end - row);
+        let mut tile = stripe.tiles.start;
+        while tile < stripe.tiles.end {
+            // SAFETY: features are the caller's promise.
+            unsafe {
+                match (stripe.tiles.end - tile).min(P::PANELS) {
+                    4 => with_rows!(n, score_block::<P, 4>(work, stripe, row, tile, keys)),
+                    2.. => with_rows!(n, score_block::<P, 2>(work, stripe, row, tile, keys)),
+                    _ => with_rows!(n, score_block::<P, 1>(work, stripe, row, tile, keys)),
+                }
+            }
+            tile += panels::<P>(stripe.tiles.end - tile);
+        }
+    }
+}
+
+/// Panels that are multiplied at once when so many are left.
+#[inline(always)]
+fn panels<P: Product>(left: usize) -> usize {
+    match left.min(P::PANELS) {
+        4 => 4,
+        2.. => 2,
+        _ => 1,
+    }
+}
+
+#[inline(always)]
+unsafe fn score_block<P: Product, const R: usize, const C: usize>(
+    work: &mut Work<'_>,
+    stripe: &Stripe<P::Element>,
+    row: usize,
+    tile: usize,
+    (groups, words): (usize, usize),
+) {
+    // SAFETY: features are the caller's promise; `R` queries of `words` numbers are there, and key panels are
+    // `key_stride` deep.
+    unsafe {
+        let mut sums: Sums<P::V, R, C> = [[[P::V::splat(0.0); 2]; C]; R];
+        let mut panels = [stripe.keys[tile]; C];
+        panels.copy_from_slice(&stripe.keys[tile..tile + C]);
+        let queries = &work.query[row * words..][..R * words];
+        add_products::<P, R, C>(&mut sums, (queries.as_ptr(), words), panels, groups);
+        for (r, sums) in sums.iter().enumerate() {
+            let scores = &mut work.weights[(row + r) * STRIPE + tile * TILE..][..C * TILE];
+            for (c, sums) in sums.iter().enumerate() {
+                for v in 0..TILE / P::V::N {
+                    sums[v].store(scores.as_mut_ptr().add(c * TILE + v * P::V::N));
+                }
+            }
+        }
+    }
+}
+
+/// From a row's dot products to its weights, and what they do to its sum and its earlier values.
+#[inline(always)]
+unsafe fn weigh<P: Product>(
+    unit: &Unit<'_>,
+    work: &mut Work<'_>,
+    stripe: &Stripe<P::Element>,
+    row: usize,
+    state: &mut Softmax<'_>,
+) {
+    let n = P::V::N;
+    let visible = unit.visible(row);
+    let visible = visible.start.saturating_sub(stripe.start).min(STRIPE)..(visible.end - stripe.start).min(STRIPE);
+    let used = stripe.tiles.start * TILE..stripe.tiles.end * TILE;
+    let is_masked = visible.start > used.start || visible.end < used.end;
+    let scaled = matches!(unit.values.data, CacheData::Int8(_));
+    let weights = work.weights[row * STRIPE..][..STRIPE].as_mut_ptr();
+    let sums = work.sums[row * TILE..][..TILE].as_mut_ptr();
+    // SAFETY: features are the caller's promise; positions up to `used.end` lie within the STRIPE numbers of each
+    // array, whatever is added to them within the twice as many of the bounds.
+    unsafe {
+        let mut scores = [P::V::splat(0.0); STRIPE / 4];
+        let before = P::V::splat(state.largest[row]);
+        let mut largest = before;
+        for v in used.start / n..used.end / n {
+            let mut score = P::V::load(weights.add(v * n)).mul(P::V::load(work.key_factors.as_ptr().add(v * n)));
+            if let Some(cap) = unit.soft_cap {
+                score = score.tanh().mul(P::V::splat(cap * std::f32::consts::LOG2_E));
+            }
+            if is_masked {
+                score = score.min(P::V::load(FROM.as_ptr().add(STRIPE - visible.start + v * n)));
+                score = score.min(P::V::load(TO.as_ptr().add(STRIPE - visible.end + v * n)));
+            }
+            scores[v] = score;
+            largest = largest.max(score);
+        }
+        let largest = largest.spread_largest();
+        let minus_largest = largest.mul(P::V::splat(-1.0));
+        let alpha = before.add(minus_largest).exp2();
+        for i in 0..TILE / n {
+            P::V::load(sums.add(i * n)).mul(alpha).store(sums.add(i * n));
+        }
+        for v in used.start / n..used.end / n {
+            let mut weight = scores[v].add(minus_largest).exp2();
+            let sum = sums.add(v * n % TILE);
+            P::V::load(sum).add(weight).store(sum);
+            if scaled {
+                weight = weight.mul(P::V::load(work.value_factors.as_ptr().add(v * n)));
+            }
+            P::store_weights(weight, weights, v * n);
+        }
+        state.largest[row] = first_lane(largest);
+        work.alpha[row] = first_lane(alpha);
+    }
+}
+
+/// Negative infinity for positions before a bound, which is at the middle.
+static FROM: [f32; 2 * STRIPE] = bounds(f32::NEG_INFINITY, f32::INFINITY);
+/// Negative infinity for positions from a bound on, which is at the middle.
+static TO: [f32; 2 * STRIPE] = bounds(f32::INFINITY, f32::NEG_INFINITY);
+
+const fn bounds(before: f32, after: f32) -> [f32; 2 * STRIPE] {
+    let mut bounds = [before; 2 * STRIPE];
+    let mut i = STRIPE;
+    while i < 2 * STRIPE {
+        bounds[i] = after;
+        i += 1;
+    }
+    bounds
+}
+
+/// [`Product::mix`] in registers.
+///
+/// # Safety
+/// As for [`Product`].
+#[inline(always)]
+pub(crate) unsafe fn mix<P: Product>(
+    unit: &Unit<'_>,
+    work: &Work<'_>,
+    stripe: &Stripe<P::Element>,
+    rows: Range<usize>,
+    state: &mut Softmax<'_>,
+) {
+    let n_panels = unit.dims.value_stride() / TILE;
+    for row in rows.clone().step_by(P::ROWS) {
+        let n = P::ROWS.min(rows.end - row);
+        let mut panel = 0;
+        while panel < n_panels {
+            // SAFETY: features are the caller's promise.
+            unsafe {
+                match (n_panels - panel).min(P::PANELS) {
+                    4 => with_rows!(n, mix_block::<P, 4>(work, stripe, row, panel, state)),
+                    2.. => with_rows!(n, mix_block::<P, 2>(work, stripe, row, panel, state)),
+                    _ => with_rows!(n, mix_block::<P, 1>(work, stripe, row, panel, state)),
+                }
+            }
+            panel += panels::<P>(n_panels - panel);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn mix_block<P: Product, const R: usize, const C: usize>(
+    work: &Work<'_>,
+    stripe: &Stripe<P::Element>,
+    row: usize,
+    panel: usize,
+    state: &mut Softmax<'_>,
+) {
+    let (stride, n) = (state.stride(), P::V::N);
+    let acc = &mut state.acc[row * stride..][..R * stride];
+    let weights = &work.weights[row * STRIPE..][..R * STRIPE];
+    assert!((panel + C) * TILE <= stride, "panels of a row");
+    // SAFETY: features are the caller's promise; `C` panels of sixteen positions are in each tile from `panel` on, and
+    // their columns in each row of `acc`, as asserted.
+    unsafe {
+        let mut sums: Sums<P::V, R, C> = [[[P::V::splat(0.0); 2]; C]; R];
+        for r in 0..R {
+            let alpha = P::V::splat(work.alpha[row + r]);
+            for c in 0..C {
+                for v in 0..TILE / n {
+                    let at = acc.as_ptr().add(r * stride + (panel + c) * TILE + v * n);
+                    sums[r][c][v] = P::V::load(at).mul(alpha);
+                }
+            }
+        }
+        for tile in stripe.tiles.clone() {
+            let weights = weights.as_ptr().add(tile * TILE / P::GROUP * P::WORDS);
+            let mut panels = [stripe.values[tile]; C];
+            for (c, place) in panels.iter_mut().enumerate() {
+                *place = place.add((panel + c) * TILE * TILE);
+            }
+            add_products::<P, R, C>(&mut sums, (weights, STRIPE), panels, TILE / P::GROUP);
+        }
+        for r in 0..R {
+            for c in 0..C {
+                for v in 0..TILE / n {
+                    let at = acc.as_mut_ptr().add(r * stride + (panel + c) * TILE + v * n);
+                    sums[r][c][v].store(at);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn first_lane<V: Vector>(v: V) -> f32 {
+    let mut lanes = [0.0f32; 16];
+    // SAFETY: the array holds N <= 16 floats; features are the caller's promise.
+    unsafe { v.store(lanes.as_mut_ptr()) };
+    lanes[0]
+}
+
+const _: () = assert!(TILES == 4, "blocks of at most four panels");
