@@ -44,7 +44,7 @@ pub struct Config {
     pub model_name: String,
     /// Format of weights in memory.
     pub dtype: WeightDtype,
-    /// Format of cached keys and values; absent takes that of the weights.
+    /// Format of cached keys and values, `bf16`, `f16`, `int8` or `f32`; absent takes that of the weights.
     pub kv_dtype: Option<KvDtype>,
     /// Tokens in a KV block, the same on all workers of a model.
     pub block_size: u32,

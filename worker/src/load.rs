@@ -87,8 +87,8 @@ fn engine_config(config: &Config, files: &ModelFiles, hash_key: HashKey) -> Resu
     let model = files.config();
     let native = small("context length", model.context_length)?;
     let context_length = config.context_length.map_or(native, |length| length.min(native));
-    let element = config.cache_dtype().bytes();
-    let token_bytes = 2 * model.n_layers() * model.n_kv_heads * model.head_dim * element;
+    let row_bytes = config.cache_dtype().row_bytes(model.head_dim);
+    let token_bytes = 2 * model.n_layers() * model.n_kv_heads * row_bytes;
     let n_blocks = config.pool_blocks(token_bytes.saturating_mul(config.block_size as usize), context_length);
     let watermark = u64::from(n_blocks) * u64::from(config.watermark_percent.min(90)) / 100;
     Ok(EngineConfig {

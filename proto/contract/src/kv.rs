@@ -17,17 +17,17 @@ pub enum KvDtype {
     Bf16,
     /// Two bytes, 5 bits of exponent.
     F16,
-    /// One byte, with scales kept apart.
+    /// One byte, and one f32 scale for each head's row of a token.
     Int8,
 }
 
 impl KvDtype {
-    /// Bytes an element takes.
-    pub fn bytes(self) -> usize {
+    /// Bytes of one head's key or value of one token, its scale included.
+    pub fn row_bytes(self, dim: usize) -> usize {
         match self {
-            Self::F32 => 4,
-            Self::Bf16 | Self::F16 => 2,
-            Self::Int8 => 1,
+            Self::F32 => 4 * dim,
+            Self::Bf16 | Self::F16 => 2 * dim,
+            Self::Int8 => dim + size_of::<f32>(),
         }
     }
 }
@@ -35,7 +35,7 @@ impl KvDtype {
 /// Order of a block's elements, as the device's attention reads them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum BlockOrder {
-    /// `[kv_heads, block, dim]`: a head is one contiguous run. CPU.
+    /// `[kv_heads, block, dim]`: a head is one contiguous run, in which elements lie as the device likes. CPU.
     HeadsFirst,
     /// `[block, kv_heads, dim]`: a token is one contiguous run. NPU.
     TokensFirst,
@@ -127,7 +127,7 @@ impl KvLayout {
             KvPart::Key => self.key_dim,
             KvPart::Value => self.value_dim,
         };
-        dim as usize * self.dtype.bytes()
+        self.dtype.row_bytes(dim as usize)
     }
 }
 
@@ -208,6 +208,16 @@ mod tests {
             }
             assert_eq!(layout.runs(BlockId(0), 0..4).count(), 2, "a whole block is one run a region");
         }
+    }
+
+    #[test]
+    fn a_block_takes_its_elements_and_the_scales_of_int8() {
+        let bytes = |dtype| KvLayout { dtype, ..layout(BlockOrder::HeadsFirst) }.block_bytes_total();
+        let rows = 2 * 4 * 16;
+        assert_eq!(bytes(KvDtype::F32), rows * 4 * (8 + 6));
+        assert_eq!(bytes(KvDtype::Bf16), rows * 2 * (8 + 6));
+        assert_eq!(bytes(KvDtype::F16), bytes(KvDtype::Bf16));
+        assert_eq!(bytes(KvDtype::Int8), rows * (8 + 4 + 6 + 4));
     }
 
     #[test]

@@ -36,17 +36,18 @@ impl KvCache {
     /// Allocates all regions; devices commit memory when it is touched.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], or [`Error::Unsupported`] for a number format that no cache operator takes.
+    /// [`Error::OutOfMemory`].
     pub fn allocate(ops: &dyn Ops, layout: KvLayout, n_blocks: usize) -> Result<Self, Error> {
         let dtype = match layout.dtype {
             KvDtype::F32 => DType::F32,
             KvDtype::Bf16 => DType::Bf16,
             KvDtype::F16 => DType::F16,
-            KvDtype::Int8 => return Err(Error::Unsupported { op: "kv cache", what: "int8".into() }),
+            KvDtype::Int8 => DType::I8,
         };
         let (heads, block) = (layout.kv_heads as usize, layout.block_size as usize);
         let region = |dim: u32| {
-            let dim = dim as usize;
+            // Int8 rows are longer by their scale.
+            let dim = layout.dtype.row_bytes(dim as usize) / dtype.bytes();
             let dims = match layout.order {
                 BlockOrder::HeadsFirst => [n_blocks, heads, block, dim],
                 BlockOrder::TokensFirst => [n_blocks, block, heads, dim],
