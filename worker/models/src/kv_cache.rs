@@ -75,3 +75,26 @@ impl KvCache {
         &self.layers[index]
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use contract::kv::KvPart;
+    use kernels::DryRun;
+
+    use super::*;
+
+    #[test]
+    fn regions_take_what_the_layout_says() {
+        let spec = KvSpec { n_layers: 2, kv_heads: 3, key_dim: 64, value_dim: 48 };
+        for dtype in [KvDtype::F32, KvDtype::Bf16, KvDtype::F16, KvDtype::Int8] {
+            for order in [BlockOrder::HeadsFirst, BlockOrder::TokensFirst] {
+                let layout = spec.layout(order, 16, dtype);
+                let cache = KvCache::allocate(&DryRun, layout, 7).unwrap();
+                for layer in [cache.layer(0), cache.layer(1)] {
+                    assert_eq!(layer.keys.n_bytes(), 7 * layout.block_bytes(KvPart::Key), "{dtype:?}");
+                    assert_eq!(layer.values.n_bytes(), 7 * layout.block_bytes(KvPart::Value), "{dtype:?}");
+                }
+            }
+        }
+    }
+}
