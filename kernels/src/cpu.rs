@@ -28,6 +28,7 @@ mod avx2;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512bf16;
+pub mod bound;
 pub(crate) mod dot;
 pub(crate) mod grouped;
 mod isa;

@@ -81,7 +81,7 @@ thread_local! {
 ///
 /// # Safety
 /// AMX is available.
-unsafe fn configure(first: usize, second: usize) {
+pub(crate) unsafe fn configure(first: usize, second: usize) {
     let shape = [first as u8, second as u8];
     let second = shape[1].max(1);
     // SAFETY: the caller's promise.
