@@ -15,6 +15,9 @@ use tests::place;
 
 const DOCUMENTS: [&str; 3] = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"];
 
+/// Commands whose first argument is a command again.
+const COMMANDS_OF_COMMANDS: [&str; 2] = ["bench", "model"];
+
 fn root() -> PathBuf {
     place::here().join("..")
 }
@@ -64,7 +67,8 @@ fn every_tessera_command_and_flag_in_the_documents_exists() {
             if arguments[0].starts_with('-') {
                 continue;
             }
-            let help = help(&arguments[..1]);
+            let n_commands = if COMMANDS_OF_COMMANDS.contains(&arguments[0]) { 2 } else { 1 };
+            let help = help(&arguments[..n_commands.min(arguments.len())]);
             for flag in arguments.iter().filter(|argument| argument.starts_with("--")) {
                 let flag = flag.split('=').next().unwrap();
                 assert!(help.contains(flag), "{document}: `{snippet}`: {} has no {flag}", arguments[0]);

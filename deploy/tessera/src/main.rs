@@ -23,6 +23,7 @@ Examples:
   tessera serve --model ./Qwen3-0.6B --workers 1   Serve a folder in Hugging Face's layout or a GGUF file
   tessera generate \"The capital of France is\"      Stream a continuation to the terminal
   tessera generate --chat \"Tell me a story\"        Ask as a user, with the model's chat template
+  tessera bench serve --concurrency 1,8,32         Load a server, with percentiles and plots
   tessera worker --config cluster.toml             Run one role of a cluster
   tessera completions bash > /etc/bash_completion.d/tessera
 
@@ -45,6 +46,8 @@ enum Command {
     Serve(serve::Args),
     /// Continue a prompt, streamed to the terminal
     Generate(command::generate::Args),
+    /// Measure a server, a model or kernels
+    Bench(command::bench::Args),
     /// List or fetch models
     Model(command::model::Args),
     /// Run a scheduler of a cluster
@@ -69,9 +72,12 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> anyhow::Result<()> {
-    if let Command::Completions(args) = command {
-        return command::completions::run(&args);
-    }
+    // These make the runtimes they need themselves.
+    let command = match command {
+        Command::Completions(args) => return command::completions::run(&args),
+        Command::Bench(args) => return command::bench::run(args),
+        command => command,
+    };
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the async runtime")?;
     let result = runtime.block_on(async {
@@ -82,7 +88,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             Command::Scheduler(args) => Box::pin(command::role::run(role::Role::Scheduler, args)).await,
             Command::Router(args) => Box::pin(command::role::run(role::Role::Router, args)).await,
             Command::Worker(args) => Box::pin(command::role::run(role::Role::Worker, args)).await,
-            Command::Completions(_) => Ok(()),
+            Command::Completions(_) | Command::Bench(_) => Ok(()),
         }
     });
     runtime.shutdown_timeout(LINGER);
@@ -99,7 +105,7 @@ mod tests {
     fn the_command_line_is_consistent_and_teaches_by_example() {
         let mut command = Cli::command();
         command.clone().debug_assert();
-        for name in ["serve", "generate", "model", "scheduler", "router", "worker"] {
+        for name in ["serve", "generate", "bench", "model", "scheduler", "router", "worker"] {
             let help = command.find_subcommand_mut(name).unwrap().render_long_help().to_string();
             assert!(help.contains("Examples:"), "{name}: {help}");
         }

@@ -13,3 +13,10 @@ pub(crate) fn line(text: &str) {
 pub(crate) fn error(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
+
+/// Shows on a terminal that something goes on, and what; shows nothing elsewhere.
+pub(crate) fn spinner() -> indicatif::ProgressBar {
+    let spinner = indicatif::ProgressBar::new_spinner();
+    spinner.enable_steady_tick(std::time::Duration::from_millis(200));
+    spinner
+}

@@ -1,4 +1,4 @@
-//! Setup, serve, test, tidy, codegen and ci: the repository's own commands, run as `cargo xtask NAME`.
+//! Setup, serve, test, perf, tidy, codegen and ci: the repository's own commands, run as `cargo xtask NAME`.
 
 #![allow(
     clippy::print_stdout,
@@ -11,6 +11,7 @@
 mod ci;
 mod full;
 mod layers;
+mod perf;
 mod run;
 mod setup;
 mod test;
@@ -28,6 +29,7 @@ Commands:
   serve [ARGS…]     setup, build, then `tessera serve ARGS…` (also: cargo serve)
   test [ARGS…]      setup --tests, then every check and test; ARGS go to `cargo test`
   full [NAME]       The full-size form of a counted test; without NAME, list them
+  perf [MODEL]      Check speed against the machine's bounds; wants an idle machine
   tidy              Check the rules of STYLE.md and ARCHITECTURE.md that a machine can check
   codegen           Regenerate the wire code from proto/**/*.proto
   ci                What CI runs: format, lints, `cargo xtask test`, documentation
@@ -55,6 +57,7 @@ fn dispatch(command: &str, args: &[String]) -> Result<()> {
         ("serve", args) => run::serve(args),
         ("test", args) => test::run(args),
         ("full", args) => full::run(args),
+        ("perf", args) => perf::run(args),
         ("tidy", []) => tidy::run(),
         ("codegen", []) => run::cargo(&["run", "--quiet", "--package", "codegen"]),
         ("ci", []) => ci::run(),

@@ -1,0 +1,49 @@
+//! `tessera bench`: load on a server, timings of a model in this process, timings of single kernels.
+
+mod destination;
+mod engine;
+mod kernels;
+mod serve;
+
+use anyhow::{Context as _, Result};
+use clap::Subcommand;
+
+const EXAMPLES: &str = "\
+Examples:
+  tessera bench serve --concurrency 1,8,32           Load `tessera serve` or any OpenAI-compatible server
+  tessera bench engine                               Prefill and decode of one model in this process
+  tessera bench kernels --kernel matmul --format bf16  Each kernel beside what the machine could do
+
+Each has more examples in its own --help.";
+
+/// What `tessera bench` takes.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Load a server and measure what its clients see
+    Serve(Box<serve::Args>),
+    /// Time one model in this process: prefill and decode
+    Engine(engine::Args),
+    /// Time each kernel alone, beside its bound
+    Kernels(kernels::Args),
+}
+
+/// Measures and reports; makes the runtimes it needs itself.
+pub(crate) fn run(args: Args) -> Result<()> {
+    match args.command {
+        // One thread: the cores belong to the server that is measured.
+        Command::Serve(args) => tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("cannot start the async runtime")?
+            .block_on(serve::run(*args)),
+        Command::Engine(args) => engine::run(&args),
+        Command::Kernels(args) => kernels::run(&args),
+    }
+}

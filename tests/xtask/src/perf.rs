@@ -1,0 +1,241 @@
+//! Speed goals that need no peers: against the bounds that `tessera bench` measures, and how cost grows.
+//!
+//! Ratios against peers are measured and judged by `tests/benches/peers`.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::{run, setup};
+
+/// Load above which timings mean nothing.
+const LOAD_MAX: f64 = 0.5;
+/// Part of the best read bandwidth that decode reaches at batch 1, and attention at the longest context.
+const READ_PART_MIN: f64 = 0.75;
+/// Longest time of a step outside model and sampler at batch 32, in microseconds.
+const OVERHEAD_US_MAX: f64 = 50.0;
+/// Part of its rate that may be lost where work grows.
+const CLIFF_MAX: f64 = 0.1;
+/// Part of the bound at 512 tokens that longer prompts keep.
+const PREFILL_KEPT_MIN: f64 = 0.75;
+/// Seconds from start to ready: the first start may be cold, the second is warm.
+const READY_S_MAX: [f64; 2] = [5.0, 1.0];
+/// Longest wait for a server.
+const READY_DEADLINE: Duration = Duration::from_secs(120);
+
+/// What was measured, beside its goal.
+#[derive(Clone, Debug, PartialEq)]
+struct Check {
+    what: String,
+    measured: f64,
+    goal: Goal,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Goal {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+impl Check {
+    fn passes(&self) -> bool {
+        match self.goal {
+            Goal::AtLeast(least) => self.measured >= least,
+            Goal::AtMost(most) => self.measured <= most,
+        }
+    }
+
+    fn line(&self) -> String {
+        let (sign, goal) = match self.goal {
+            Goal::AtLeast(least) => (">=", least),
+            Goal::AtMost(most) => ("<=", most),
+        };
+        let verdict = if self.passes() { "pass" } else { "FAIL" };
+        format!("{verdict}  {:<72} {:>10.3} {sign} {goal:.3}", self.what, self.measured)
+    }
+}
+
+/// Measures everything, prints each check and fails when one fails.
+pub fn run(args: &[String]) -> Result<()> {
+    let model = match args {
+        [] => "demo",
+        [model] => model,
+        _ => bail!("give one model at most"),
+    };
+    setup::for_serving()?;
+    run::cargo(&["build", "--package", "tessera"])?;
+    idle()?;
+    let mut checks = engine_checks(&bench(&[
+        &["engine", "--model", model, "--engine", "--prompt", "128,512,2048,8000"][..],
+        &["--batch", "1,2,4,8,16,32,64,128,256"],
+    ])?);
+    checks.extend(kernel_checks(&bench(&[&["kernels", "--kernel", "matmul,attention"][..]])?));
+    for (start, most) in ["first", "second"].into_iter().zip(READY_S_MAX) {
+        let what = format!("{start} start to ready, seconds");
+        checks.push(Check { what, measured: seconds_to_ready(model)?, goal: Goal::AtMost(most) });
+    }
+    checks.iter().for_each(|check| println!("{}", check.line()));
+    let n_failed = checks.iter().filter(|check| !check.passes()).count();
+    if n_failed > 0 {
+        bail!("{n_failed} of {} checks failed", checks.len());
+    }
+    println!("all {} checks passed", checks.len());
+    Ok(())
+}
+
+/// Refuses a machine on which others work.
+fn idle() -> Result<()> {
+    let text = std::fs::read_to_string("/proc/loadavg").context("read the load")?;
+    let load: f64 = text.split(' ').next().unwrap_or_default().parse().context("read the load")?;
+    // Building has just ended; what it leaves of the average is not asked to have faded.
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    if load > LOAD_MAX * cores as f64 + 1.0 {
+        bail!("the load is {load} on {cores} cores; timings need an idle machine");
+    }
+    Ok(())
+}
+
+fn bench(args: &[&[&str]]) -> Result<Value> {
+    let mut command = Command::new(run::tessera_binary()?);
+    command.arg("bench").args(args.concat()).arg("--json");
+    let text = run::output(&mut command)?;
+    serde_json::from_str(&text).context("parse the report")
+}
+
+fn engine_checks(report: &Value) -> Vec<Check> {
+    let results = || report["results"].as_array().into_iter().flatten();
+    let of = |test: &str| results().filter(|result| result["test"] == test).collect::<Vec<_>>();
+    let mut checks = Vec::new();
+    let prefills = of("prefill");
+    if let Some(base) = prefills.iter().find(|result| result["tokens"] == 512) {
+        for result in prefills.iter().filter(|result| number(&result["tokens"]) > 512.0) {
+            let what = format!("prefill of {} tokens: part of the bound, against that at 512", result["tokens"]);
+            let measured = number(&result["of_bound"]) / number(&base["of_bound"]);
+            checks.push(Check { what, measured, goal: Goal::AtLeast(PREFILL_KEPT_MIN) });
+        }
+    }
+    let decodes = of("decode");
+    for result in decodes.iter().filter(|result| result["batch"] == 1) {
+        let what = "decode at batch 1: part of the best read bandwidth".to_owned();
+        checks.push(Check { what, measured: number(&result["of_bound"]), goal: Goal::AtLeast(READ_PART_MIN) });
+    }
+    let rates = decodes.iter().map(|result| (number(&result["batch"]), number(&result["tokens_per_s"]["median"])));
+    checks.extend(growth("decode, tokens/s from batch", rates));
+    for result in of("engine_decode").iter().filter(|result| result["batch"] == 32) {
+        let what = "step at batch 32 outside model and sampler, microseconds".to_owned();
+        checks.push(Check {
+            what,
+            measured: number(&result["overhead_us"]["median"]),
+            goal: Goal::AtMost(OVERHEAD_US_MAX),
+        });
+    }
+    checks
+}
+
+fn kernel_checks(report: &Value) -> Vec<Check> {
+    let results = || report["results"].as_array().into_iter().flatten();
+    let mut checks = Vec::new();
+    let mut products: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
+    for result in results().filter(|result| result["kernel"] == "matmul") {
+        let text = |field: &str| result[field].as_str().unwrap_or_default().to_owned();
+        let name = format!("matmul {} {} x {}, GFLOP/s from row", text("format"), result["k"], result["n"]);
+        products.entry(name).or_default().push((number(&result["m"]), number(&result["gflops"])));
+    }
+    for (name, rates) in products {
+        checks.extend(growth(&name, rates.into_iter()));
+    }
+    let decodes: Vec<&Value> = results().filter(|result| result["kernel"] == "attention_decode").collect();
+    let longest = decodes.iter().map(|result| number(&result["context"])).fold(0.0, f64::max);
+    for result in decodes.iter().filter(|result| number(&result["context"]) == longest) {
+        let what = format!("attention decode of {} at {longest}: part of the best read bandwidth", result["m"]);
+        checks.push(Check { what, measured: number(&result["of_bound"]), goal: Goal::AtLeast(READ_PART_MIN) });
+    }
+    checks
+}
+
+/// Rates never fall from one size to the next.
+fn growth(name: &str, rates: impl Iterator<Item = (f64, f64)>) -> Vec<Check> {
+    let rates: Vec<(f64, f64)> = rates.collect();
+    let pair = |pair: &[(f64, f64)]| Check {
+        what: format!("{name} {} to {}: what is kept", pair[0].0, pair[1].0),
+        measured: pair[1].1 / pair[0].1,
+        goal: Goal::AtLeast(1.0 - CLIFF_MAX),
+    };
+    rates.windows(2).map(pair).collect()
+}
+
+/// Starts a server, waits until it can answer and ends it.
+fn seconds_to_ready(model: &str) -> Result<f64> {
+    let began = Instant::now();
+    let mut serve = Command::new(run::tessera_binary()?);
+    serve.args(["serve", "--workers", "1", "--http", "127.0.0.1:0", "--grpc", "127.0.0.1:0"]);
+    if model != "demo" {
+        serve.args(["--model", model]);
+    }
+    let child = serve.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+    let mut child = Ended(child.context("start `tessera serve`")?);
+    let output = child.0.stdout.take().context("the server has no output")?;
+    let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+    std::thread::spawn(move || {
+        let ready = BufReader::new(output).lines().map_while(Result::ok).any(|line| line.starts_with("ready "));
+        // Nobody waits any more once the deadline has passed.
+        let _ = sender.send(ready);
+    });
+    match receiver.recv_timeout(READY_DEADLINE) {
+        Ok(true) => Ok(began.elapsed().as_secs_f64()),
+        Ok(false) => bail!("`tessera serve` ended before it was ready"),
+        Err(_) => bail!("`tessera serve` was not ready within {READY_DEADLINE:?}"),
+    }
+}
+
+/// A child that does not outlive its use.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A number that is not there fails every goal.
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or(f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn goals_are_held_against_what_was_measured() {
+        let report = json!({"results": [
+            {"test": "prefill", "tokens": 512, "of_bound": 0.8},
+            {"test": "prefill", "tokens": 2048, "of_bound": 0.4},
+            {"test": "decode", "batch": 1, "of_bound": 0.8, "tokens_per_s": {"median": 100.0}},
+            {"test": "decode", "batch": 8, "of_bound": 0.8, "tokens_per_s": {"median": 80.0}},
+            {"test": "engine_decode", "batch": 32, "overhead_us": {"median": 40.0}},
+        ]});
+        let verdicts: Vec<bool> = engine_checks(&report).iter().map(Check::passes).collect();
+        assert_eq!(verdicts, [false, true, false, true]);
+    }
+
+    #[test]
+    fn kernels_are_judged_by_shape_and_missing_numbers_fail() {
+        let product = |m: u32, gflops: f64| json!({"kernel": "matmul", "format": "bf16", "m": m, "k": 2, "n": 3, "gflops": gflops});
+        let report = json!({"results": [
+            product(1, 10.0), product(8, 9.5), product(64, 5.0),
+            {"kernel": "attention_decode", "m": 1, "context": 512, "of_bound": 0.1},
+            {"kernel": "attention_decode", "m": 1, "context": 8192},
+        ]});
+        let verdicts: Vec<bool> = kernel_checks(&report).iter().map(Check::passes).collect();
+        assert_eq!(verdicts, [true, false, false]);
+    }
+}
