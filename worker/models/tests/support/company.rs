@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use contract::kv::KvDtype;
-use kernels::{Isa, Ops};
+use kernels::Ops;
 use models::{ModelConfig, ModelFiles};
 
 use super::Random;
@@ -18,12 +18,12 @@ use super::random_model::{self, Length};
 pub struct Case {
     /// Format of the weights.
     pub mode: Mode,
-    /// Instruction set; none leaves it to the environment.
-    pub isa: Option<Isa>,
     /// How long texts are.
     pub length: Length,
     /// Random batches to try.
     pub n_scenarios: usize,
+    /// Sequences of a batch; none draws a number, and which texts they have.
+    pub n_sequences: Option<usize>,
     /// Of model, texts and batches.
     pub seed: u64,
 }
@@ -43,33 +43,13 @@ pub struct Counts {
     pub restarts: usize,
 }
 
-/// The first logit that differs from the text alone.
+/// The first logit that differs from the text alone, and all that is needed to see it again.
 #[derive(Clone, Debug)]
-pub struct Difference {
-    case: Case,
-    model: String,
-    threads: usize,
-    step: String,
-    position: usize,
-    logit: usize,
-    n_differing: usize,
-    alone: f32,
-    together: f32,
-}
+pub struct Difference(String);
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { case, model, threads, step, position, logit, n_differing, alone, together } = self;
-        let isa = case.isa.map_or("the instruction set of TESSERA_CPU", Isa::name);
-        write!(
-            f,
-            "{} on {isa}, {threads} threads, {model}: token {position}, logit {logit} (first of {n_differing}) is \
-             {alone:e} ({:#010x}) alone, {together:e} ({:#010x}) in the step {step}; case seed {}",
-            case.mode,
-            alone.to_bits(),
-            together.to_bits(),
-            case.seed
-        )
+        f.write_str(&self.0)
     }
 }
 
@@ -78,7 +58,7 @@ pub type MakeOps<'a> = &'a dyn Fn(&Case, usize) -> Arc<dyn Ops>;
 
 /// The CPU as it is.
 pub fn plain_cpu(case: &Case, threads: usize) -> Arc<dyn Ops> {
-    cpu(case.mode.compute, threads, case.isa)
+    cpu(case.mode.compute, threads)
 }
 
 /// Runs a case on a random model.
@@ -107,13 +87,18 @@ pub fn check(
     let mut counts = Counts::default();
     for _ in 0..case.n_scenarios {
         let most = if texts.len() > 6 { 32 } else { 12 };
-        let runs: Vec<Run> = (0..2 + random.below(most - 1)).map(|_| Run::of(random.below(texts.len()))).collect();
-        let threads = [1, 2, 3, 4 + random.below(4)][random.below(4)];
+        let runs: Vec<Run> = match case.n_sequences {
+            Some(n) => (0..n).map(|index| Run::of(index % texts.len())).collect(),
+            None => (0..2 + random.below(most - 1)).map(|_| Run::of(random.below(texts.len()))).collect(),
+        };
+        let threads = [1, 2, 3, 1, 2, 3, 4 + random.below(4)][random.below(7)];
         let sizes = sizes(texts, runs.iter().map(|run| run.text), block_size);
         let mut device = Device::new(files, make(case, threads), kv_dtype, sizes);
         device.poison();
-        let model = format!("{}, kv {kv_dtype:?}, blocks of {block_size}", describe(files.config()));
-        let scenario = Scenario { case, model, threads, texts, alone: &alone };
+        let model = describe(files.config());
+        let setting =
+            format!("{}, {threads} threads, {model}, kv {kv_dtype:?}, blocks of {block_size}", device.numerics());
+        let scenario = Scenario { case, setting, texts, alone: &alone };
         scenario.run(&mut device, runs, random, &mut counts)?;
     }
     Ok(counts)
@@ -200,8 +185,8 @@ impl Run {
 /// Runs that share steps, against what each text is alone.
 struct Scenario<'a> {
     case: &'a Case,
-    model: String,
-    threads: usize,
+    /// Operators, model and cache, for messages.
+    setting: String,
     texts: &'a [Vec<u32>],
     alone: &'a Alone,
 }
@@ -316,18 +301,19 @@ impl Scenario<'_> {
     fn difference(&self, position: usize, alone: &[f32], together: &[f32], parts: &[Part<'_>]) -> Option<Difference> {
         let differs = |index: &usize| alone[*index].to_bits() != together[*index].to_bits();
         let logit = (0..alone.len()).find(differs)?;
-        let parts: Vec<String> = parts.iter().map(|part| format!("{}+{}", part.position, part.tokens.len())).collect();
-        Some(Difference {
-            case: *self.case,
-            model: self.model.clone(),
-            threads: self.threads,
-            step: format!("[{}]", parts.join(" ")),
-            position,
-            logit,
-            n_differing: (0..alone.len()).filter(differs).count(),
-            alone: alone[logit],
-            together: together[logit],
-        })
+        let n = (0..alone.len()).filter(differs).count();
+        let step: Vec<String> = parts.iter().map(|part| format!("{}+{}", part.position, part.tokens.len())).collect();
+        let (alone, together) = (alone[logit], together[logit]);
+        Some(Difference(format!(
+            "{} on {}: token {position}, logit {logit} (first of {n}) is {alone:e} ({:#010x}) alone, {together:e} \
+             ({:#010x}) in the step [{}]; case seed {}",
+            self.case.mode,
+            self.setting,
+            alone.to_bits(),
+            together.to_bits(),
+            step.join(" "),
+            self.case.seed
+        )))
     }
 }
 

@@ -1,10 +1,10 @@
-//! What the promises about numbers hold for: formats, ways to compute, cache formats and instruction sets, each listed once.
+//! What the promises about numbers hold for: weight formats, ways to compute and cache formats, each listed once.
 
 use std::fmt;
 use std::sync::Arc;
 
 use contract::kv::KvDtype;
-use kernels::{ComputeDtype, CpuOps, CpuOptions, Isa, Ops, WeightFormat};
+use kernels::{ComputeDtype, CpuOps, CpuOptions, Ops, WeightFormat};
 
 /// Every format that files store.
 pub const FORMATS: [WeightFormat; 11] = [
@@ -21,8 +21,9 @@ pub const FORMATS: [WeightFormat; 11] = [
     WeightFormat::Q6K,
 ];
 
-/// Ways to compute that a flag asks for, whatever the file stores.
-pub const COMPUTE: [ComputeDtype; 2] = [ComputeDtype::Bf16, ComputeDtype::F32];
+/// Ways to compute, as stored and those that a flag asks for.
+pub const COMPUTE: [ComputeDtype; 4] =
+    [ComputeDtype::Stored, ComputeDtype::Bf16, ComputeDtype::F32, ComputeDtype::Int8];
 
 /// Formats of cached keys and values.
 pub const KV_DTYPES: [KvDtype; 3] = [KvDtype::F32, KvDtype::Bf16, KvDtype::F16];
@@ -42,23 +43,15 @@ impl fmt::Display for Mode {
     }
 }
 
-/// Every format as it is stored, and each other way to compute once.
+/// Every format as it is stored, and each other way to compute from a plain format and from a quantised one.
 pub fn modes() -> Vec<Mode> {
-    let as_stored = FORMATS.map(|stored| Mode { stored, compute: ComputeDtype::default() });
-    let others = COMPUTE.into_iter().filter(|&compute| compute != ComputeDtype::default());
-    let stored = |compute| if compute == ComputeDtype::F32 { WeightFormat::Q4K } else { WeightFormat::Bf16 };
-    as_stored.into_iter().chain(others.map(|compute| Mode { stored: stored(compute), compute })).collect()
+    let mode = |stored, compute| Mode { stored, compute };
+    let others = COMPUTE.into_iter().filter(|&compute| compute != ComputeDtype::Stored);
+    let others = others.flat_map(|compute| [mode(WeightFormat::Bf16, compute), mode(WeightFormat::Q4K, compute)]);
+    FORMATS.into_iter().map(|stored| mode(stored, ComputeDtype::Stored)).chain(others).collect()
 }
 
-/// Instruction sets to test: those of this machine, or the one that `TESSERA_CPU` asks for.
-pub fn isas() -> Vec<Option<Isa>> {
-    match std::env::var_os("TESSERA_CPU") {
-        Some(_) => vec![None],
-        None => Isa::available().map(Some).collect(),
-    }
-}
-
-/// A device.
-pub fn cpu(compute: ComputeDtype, threads: usize, isa: Option<Isa>) -> Arc<dyn Ops> {
-    Arc::new(CpuOps::new(&CpuOptions { dtype: compute, threads, isa }).expect("this machine has it"))
+/// A device on the instruction set that `TESSERA_CPU` names, else on the fastest there is.
+pub fn cpu(compute: ComputeDtype, threads: usize) -> Arc<dyn Ops> {
+    Arc::new(CpuOps::new(&CpuOptions { dtype: compute, threads, isa: None }).expect("this machine has it"))
 }

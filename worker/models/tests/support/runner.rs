@@ -43,7 +43,7 @@ impl Runner {
         let n_blocks = SEQUENCES * (tokens_max.div_ceil(BLOCK_SIZE) + 1);
         let sizes =
             Sizes { tokens: tokens_max, sequences: SEQUENCES, positions: tokens_max, n_blocks, block_size: BLOCK_SIZE };
-        let device = Device::new(files, cpu(dtype, 2, None), kv_dtype, sizes);
+        let device = Device::new(files, cpu(dtype, 2), kv_dtype, sizes);
         let mut blocks: Vec<u32> = (0..n_blocks as u32).collect();
         Random(seed).shuffle(&mut blocks);
         let mut chunks = blocks.chunks(n_blocks / SEQUENCES);
