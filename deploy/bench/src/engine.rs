@@ -26,7 +26,7 @@ const BLOCK_SIZE: u32 = 16;
 pub struct EngineOptions {
     /// A folder in Hugging Face's layout or a GGUF file.
     pub model: PathBuf,
-    /// Compute threads; 0 takes all cores.
+    /// Compute threads; 0 takes the physical cores that affinity and cgroups allow.
     pub threads: usize,
     /// Format of weights in memory.
     pub dtype: ComputeDtype,
@@ -171,7 +171,7 @@ pub(crate) struct Repetition {
 pub fn engine(options: &EngineOptions, progress: &mut dyn FnMut(&str)) -> Result<EngineReport, EngineError> {
     check(options)?;
     let threads = match options.threads {
-        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        0 => worker::cores::allowed(),
         threads => threads,
     };
     progress("loading the model");

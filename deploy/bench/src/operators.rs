@@ -31,7 +31,7 @@ pub const FORMATS: [(&str, WeightFormat); 11] = [
 /// What `tessera bench kernels` is told.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OperatorOptions {
-    /// Compute threads; 0 takes all cores.
+    /// Compute threads; 0 takes the physical cores that affinity and cgroups allow.
     pub threads: usize,
     /// Format that weights are computed in.
     pub dtype: ComputeDtype,
@@ -131,7 +131,7 @@ pub(crate) struct Cost {
 /// What the device says.
 pub fn operators(options: &OperatorOptions, progress: &mut dyn FnMut(&str)) -> Result<OperatorReport, kernels::Error> {
     let threads = match options.threads {
-        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        0 => worker::cores::allowed(),
         threads => threads,
     };
     progress("measuring the machine");

@@ -30,7 +30,7 @@ pub(crate) struct Args {
     /// A folder, a GGUF file, hf:ORG/NAME[/FILE.gguf][@REVISION], or demo
     #[arg(long, default_value = "demo")]
     model: String,
-    /// Compute threads; 0 takes all cores
+    /// Compute threads; 0 takes the physical cores that affinity and cgroups allow
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
     /// What weights are computed as

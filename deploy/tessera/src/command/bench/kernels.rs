@@ -27,7 +27,7 @@ more memory than the processor's caches hold, as in a model; small operators and
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Compute threads; 0 takes all cores
+    /// Compute threads; 0 takes the physical cores that affinity and cgroups allow
     #[arg(long, value_name = "N", default_value_t = 0)]
     threads: usize,
     /// What weights are computed as
