@@ -32,7 +32,7 @@ class Place:
         """A model file or folder."""
         path = self.peers / "models" / name
         if not path.exists():
-            raise process.Failed(f"there is no {path}; run tests/benches/peers/setup.sh")
+            raise process.Failed(f"there is no model {name}; run tests/benches/peers/setup.sh")
         return path
 
     def log(self, name):

@@ -53,7 +53,7 @@ def start(command, env=None, **pipes):
             **pipes,
         )
     except OSError as error:
-        raise Failed(f"cannot start {command[0]}: {error.strerror}") from None
+        raise Failed(f"cannot start {pathlib.Path(command[0]).name}: {error.strerror}") from None
     _running.append(child)
     return child
 
