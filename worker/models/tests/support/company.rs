@@ -123,7 +123,8 @@ fn alone(
             device.poison();
             let rows = device.run(&[Part { tokens, position: 0, blocks: &blocks, rows: 0..tokens.len() }]);
             let finite = rows.iter().flatten().all(|logit| logit.is_finite());
-            assert!(finite, "{} alone, seed {}: logits that are no numbers", case.mode, case.seed);
+            let setting = format!("{}, kv {kv_dtype:?}, blocks of {block_size}", describe(files.config()));
+            assert!(finite, "{} alone, {setting}, seed {}: logits that are no numbers", case.mode, case.seed);
             rows
         })
         .collect()

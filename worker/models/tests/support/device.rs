@@ -74,12 +74,17 @@ impl Device {
         self.ops.numerics()
     }
 
-    /// Fills the cache with what is no number, so that whoever reads a slot that nobody wrote is found.
+    /// Fills the cache with the largest numbers it can hold, so that whoever weighs a slot that nobody wrote is found.
     pub fn poison(&self) {
+        // Bytes that are a large finite number in each format, and with a scale of them; writes let nothing else in.
+        let byte = match self.kv.layout().dtype {
+            KvDtype::F32 | KvDtype::Bf16 => 0x7f,
+            KvDtype::F16 | KvDtype::Int8 => 0x7b,
+        };
         for layer in 0..self.model.config().n_layers() {
             let layer = self.kv.layer(layer);
             for region in [&layer.keys, &layer.values] {
-                let bytes = vec![0xff; region.n_bytes()];
+                let bytes = vec![byte; region.n_bytes()];
                 self.ops.upload(StreamId::MAIN, &bytes, region).expect("as many bytes as it has");
             }
         }
