@@ -7,6 +7,7 @@ use crate::cpu::access::Access;
 use crate::cpu::panels::Packed;
 use crate::cpu::pool::{Body, Pool};
 use crate::cpu::table::Table;
+use crate::cpu::weight_memory::WeightMemory;
 use crate::cpu::workspace::{Activations, Locals};
 use crate::error::Result;
 use crate::memory::Mapping;
@@ -33,6 +34,8 @@ pub(crate) mod dot;
 pub(crate) mod grouped;
 mod isa;
 mod lanes;
+mod packed_file;
+mod packing;
 pub(crate) mod panels;
 mod pool;
 mod portable;
@@ -41,9 +44,11 @@ mod simd;
 #[expect(clippy::needless_range_loop, reason = "registers are arrays over rows and columns alike")]
 mod simd_grouped;
 pub(crate) mod table;
+pub(crate) mod weight_memory;
 pub(crate) mod workspace;
 
 pub use isa::{ISA_VARIABLE, Isa};
+pub use packed_file::{PackedCopies, PackedFile, PackedFileError};
 pub use panels::ComputeDtype;
 
 /// Elementary operations below which a loop is not worth waking other threads.
@@ -78,6 +83,8 @@ pub(crate) struct Machine {
     pub(crate) kv: &'static attend::KvTable,
     pub(crate) attention: op::attention::Memory,
     locals: Locals,
+    /// Where matrices are packed to.
+    weights: WeightMemory,
     /// A product's activations, kept for their capacity.
     pub(crate) activations: Activations,
 }
@@ -124,6 +131,7 @@ impl CpuOps {
             table,
             kv: attend::table(table.isa),
             attention: op::attention::Memory::default(),
+            weights: WeightMemory::default(),
             activations: Activations::default(),
         });
         Ok(Self { device: DeviceId::unique(), dtype: options.dtype, isa: table.isa, machine })
@@ -189,7 +197,8 @@ impl Ops for CpuOps {
 
     fn load_weight(&self, raw: RawWeight<'_>, role: WeightRole) -> Result<Weight> {
         let (mut machine, _) = self.enter("load_weight");
-        let packed = Packed::load(&mut machine.pool, &raw, role, self.dtype)?;
+        let Machine { pool, weights, .. } = &mut *machine;
+        let packed = Packed::load(pool, weights, &raw, role, self.dtype)?;
         Ok(Weight::new(raw.shape, role, self.device, packed.n_bytes(), Arc::new(packed)))
     }
 

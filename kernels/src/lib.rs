@@ -14,7 +14,7 @@ pub mod tensor;
 pub mod weight;
 
 pub use arena::{Arena, DryRun};
-pub use cpu::{ComputeDtype, CpuOps, CpuOptions, ISA_VARIABLE, Isa, bound};
+pub use cpu::{ComputeDtype, CpuOps, CpuOptions, ISA_VARIABLE, Isa, PackedCopies, PackedFile, PackedFileError, bound};
 pub use error::{Error, Result};
 pub use ops::{Activation, Attention, LayerCache, Linear, Norm, Ops, Qkv, RopeStyle, RopeTable};
 pub use step::{HostInputs, StepInputs, StepLimits};

@@ -77,6 +77,33 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 
+    /// Some of the bytes.
+    ///
+    /// # Safety
+    /// Nobody writes them while the slice lives.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    pub(crate) unsafe fn part(&self, offset: usize, len: usize) -> &[u8] {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "within the mapping");
+        // SAFETY: mapped and initialised, as just asserted; the caller keeps writers away.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(offset), len) }
+    }
+
+    /// Some of the bytes, to be written.
+    ///
+    /// # Safety
+    /// No other slice of them lives.
+    ///
+    /// # Panics
+    /// When there are fewer.
+    #[expect(clippy::mut_from_ref, reason = "the obligation above makes it exclusive")]
+    pub(crate) unsafe fn part_mut(&self, offset: usize, len: usize) -> &mut [u8] {
+        assert!(offset.checked_add(len).is_some_and(|end| end <= self.len), "within the mapping");
+        // SAFETY: mapped and initialised, as just asserted; exclusive by the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(offset), len) }
+    }
+
     /// The bytes, for owners that never write through the address.
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: `len` bytes from `start` are mapped and initialised (zero at first).

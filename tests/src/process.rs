@@ -47,7 +47,8 @@ impl Process {
     pub fn tessera(name: &str, args: &[&str], config: Option<&toml::Table>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut command = Command::new(crate::place::tessera());
-        command.args(args);
+        // What it keeps between starts ends with it.
+        command.args(args).env("TESSERA_HOME", folder.path());
         if let Some(config) = config {
             let path = folder.path().join("config.toml");
             std::fs::write(&path, toml::to_string(config).unwrap()).unwrap();

@@ -1,6 +1,6 @@
 //! What a worker is told at start.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use contract::hash::HashKey;
@@ -40,6 +40,10 @@ pub struct Config {
     pub advertise: String,
     /// Model files: a Hugging Face folder or a GGUF file.
     pub model: PathBuf,
+    /// Folder that keeps packed weights, as large as the model, so that the next start reads them instead of packing:
+    /// the eight newest files stay. Empty keeps none; absent takes `packed` in the model cache (`TESSERA_HOME`, else
+    /// `~/.cache/tessera`) when the `tessera` binary starts the worker, else keeps none.
+    pub packed_cache: Option<PathBuf>,
     /// Name that clients ask for; empty takes the one the files suggest.
     pub model_name: String,
     /// Format of weights in memory.
@@ -101,6 +105,7 @@ impl Default for Config {
             listen: "127.0.0.1:0".to_owned(),
             advertise: String::new(),
             model: PathBuf::new(),
+            packed_cache: None,
             model_name: String::new(),
             dtype: WeightDtype::Stored,
             kv_dtype: None,
@@ -175,6 +180,11 @@ impl Config {
             *byte = pair[0] << 4 | pair[1];
         }
         Ok(HashKey(key))
+    }
+
+    /// The folder of packed weights, if they are kept.
+    pub(crate) fn keeps_packed(&self) -> Option<&Path> {
+        self.packed_cache.as_deref().filter(|folder| !folder.as_os_str().is_empty())
     }
 
     pub(crate) fn compute_dtype(&self) -> ComputeDtype {

@@ -11,6 +11,7 @@ mod inbox;
 mod kv_events;
 mod load;
 mod mailbox;
+mod packed;
 mod report;
 mod run;
 pub mod sampler;

@@ -16,6 +16,7 @@ use crate::config::Config;
 use crate::cores;
 use crate::error::Error;
 use crate::executor::{Executor, ModelExecutor, limits};
+use crate::packed::{Keeping, Unwritten};
 
 /// What a replica runs with.
 pub(crate) struct Loaded {
@@ -23,6 +24,8 @@ pub(crate) struct Loaded {
     pub(crate) executor: Box<dyn Executor>,
     pub(crate) identity: ModelIdentity,
     pub(crate) memory: Memory,
+    /// Packed weights that no file has yet.
+    pub(crate) unwritten: Option<Unwritten>,
 }
 
 /// What a replica's memory is there for.
@@ -59,7 +62,9 @@ pub(crate) fn load(config: &Config) -> Result<Loaded, Error> {
     engine_config.validate()?;
     let limits = limits(&engine_config);
     let positions_max = Some(engine_config.length_max() as usize);
+    let keeping = Keeping::begin(config, &files, &ops);
     let model = models::load(&files, Arc::clone(&ops) as Arc<dyn Ops>, LoadOptions { limits, positions_max })?;
+    let unwritten = keeping.and_then(|keeping| keeping.finish(&ops));
     let layout = model.kv_spec().layout(BlockOrder::HeadsFirst, config.block_size, config.cache_dtype());
     let kv = KvCache::allocate(ops.as_ref(), layout, engine_config.n_blocks as usize)?;
     let numerics = format!("{} kv {:?} {:?}", ops.numerics(), layout.dtype, layout.order);
@@ -75,12 +80,13 @@ pub(crate) fn load(config: &Config) -> Result<Loaded, Error> {
         context_length = engine_config.context_length,
         numerics,
         threads,
+        warm = config.keeps_packed().is_some() && unwritten.is_none(),
         seconds = loaded.duration_since(began).as_secs_f64(),
         warm_up_seconds = clock::now().duration_since(loaded).as_secs_f64(),
         "model loaded"
     );
     let identity = identity(config, &files, &engine_config, &numerics)?;
-    Ok(Loaded { engine: Engine::new(engine_config)?, executor, identity, memory })
+    Ok(Loaded { engine: Engine::new(engine_config)?, executor, identity, memory, unwritten })
 }
 
 fn engine_config(config: &Config, files: &ModelFiles, hash_key: HashKey) -> Result<EngineConfig, Error> {

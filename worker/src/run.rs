@@ -43,7 +43,7 @@ pub(crate) async fn serve(
     loaded: Loaded,
     shutdown: Shutdown,
 ) -> Result<(), Error> {
-    let Loaded { engine, executor, identity, memory } = loaded;
+    let Loaded { engine, executor, identity, memory, unwritten } = loaded;
     let incarnation = Incarnation(random::u64());
     if config.id.is_empty() {
         config.id = format!("worker-{:08x}", random::u64() as u32);
@@ -90,6 +90,7 @@ pub(crate) async fn serve(
     let lease = membership.register(member.clone(), config.membership.ttl()).await?;
     readiness.set(true, "");
     config.announce.listening("grpc", address);
+    let writing = unwritten.map(|unwritten| unwritten.write(&tasks));
     let replica = Replica { handle, thread, lease, member, readiness };
     let (served, ended) = tokio::join!(server.serve(listener, stopping.clone()), replica.watch(&guard, &stopping));
     let (thread, lease, failure) = ended;
@@ -97,6 +98,7 @@ pub(crate) async fn serve(
     let stopped = join_engine(thread, failure).await;
     lease.revoke().await;
     stop_reports.fire();
+    drop(writing);
     if let Err(unjoined) = tasks.join(JOIN_DEADLINE).await {
         tracing::warn!(%unjoined, "tasks outlive the worker");
     }

@@ -6,6 +6,8 @@ use daemon::config::{ConfigError, Document, Section};
 use daemon::shutdown::Shutdown;
 use serde::de::DeserializeOwned;
 
+use crate::model::Cache;
+
 /// Top-level values that every role may read as if they stood in its own table.
 pub(crate) const SHARED: [&str; 3] = ["hash_key", "membership", "scheduler_addresses"];
 
@@ -73,7 +75,10 @@ pub(crate) fn configure(document: &Document, role: Role) -> Result<Section<Confi
     match role {
         Role::Scheduler => section(document, role, |config| Configured::Scheduler(Box::new(config))),
         Role::Router => section(document, role, |config| Configured::Router(Box::new(config))),
-        Role::Worker => section(document, role, |config| Configured::Worker(Box::new(config))),
+        Role::Worker => section(document, role, |mut config: worker::Config| {
+            config.packed_cache = config.packed_cache.or_else(|| Some(Cache::from_environment().ok()?.packed()));
+            Configured::Worker(Box::new(config))
+        }),
     }
 }
 

@@ -141,17 +141,27 @@ impl Grouping {
                 (panel[header + column], panel[header + STRIP + column]) = (s[0].cast_unsigned(), s[1].cast_unsigned());
             }
         }
-        for (input, &code) in codes.codes.iter().enumerate() {
-            let (quad, element) = (input / 4, 4 * column + input % 4);
-            match self.planes {
-                None => panel[codes_at + quad * QUAD + element] = code,
-                Some(planes) => {
-                    panel[codes_at + quad / 2 * QUAD + element] |= (code & 15) << (4 * (quad % 2));
-                    for plane in 0..usize::from(planes) {
-                        let bit = code >> (4 + plane) & 1;
-                        panel[codes_at + plane_byte(plane, quad, element)] |= bit << (element % 8);
-                    }
-                }
+        self.put_codes(&mut panel[codes_at..][..self.code_bytes()], column, &codes.codes);
+    }
+
+    /// Writes the codes of one column of a strip's group, a quad at a time: each has its own bytes but for planes.
+    fn put_codes(self, target: &mut [u8], column: usize, codes: &[u8; GROUP]) {
+        let quads: [u32; GROUP / 4] =
+            std::array::from_fn(|quad| u32::from_le_bytes(std::array::from_fn(|i| codes[4 * quad + i])));
+        let mut line = |line: usize, word: u32| {
+            target[line * QUAD + 4 * column..][..4].copy_from_slice(&word.to_le_bytes());
+        };
+        let Some(planes) = self.planes else {
+            return quads.iter().enumerate().for_each(|(quad, &word)| line(quad, word));
+        };
+        for (pair, quads) in quads.chunks_exact(2).enumerate() {
+            line(pair, quads[0] & 0x0f0f_0f0f | (quads[1] & 0x0f0f_0f0f) << 4);
+        }
+        for plane in 0..usize::from(planes) {
+            for (quad, &word) in quads.iter().enumerate() {
+                // Moves the lowest bits of four bytes beside each other: all partial products are at different bits.
+                let bits = (word >> (4 + plane) & 0x0101_0101).wrapping_mul(0x0102_0408) >> 24 & 15;
+                target[plane_byte(plane, quad, 4 * column)] |= (bits as u8) << (4 * (column % 2));
             }
         }
     }

@@ -11,15 +11,17 @@
 //!
 //! Missing columns of the last panel and missing inputs of the last group are 0.
 
+use std::sync::Arc;
+
 use half::f16;
 
 use crate::cpu::access::Shared;
 use crate::cpu::grouped::Grouping;
+use crate::cpu::packing::pack_panel;
 use crate::cpu::pool::Pool;
+use crate::cpu::weight_memory::{Region, WeightMemory};
 use crate::error::{Error, Result};
-use crate::memory::Mapping;
 use crate::quant;
-use crate::quant::codes;
 use crate::weight::{RawWeight, WeightFormat, WeightRole};
 
 /// Output columns of a panel.
@@ -70,7 +72,7 @@ pub(crate) enum Packed {
 
 /// A matrix `[out, in]`: row `o` is column `o % 32` of panel `o / 32`.
 pub(crate) struct Panels {
-    storage: Mapping,
+    storage: Arc<Region>,
     panel_bytes: usize,
     pub(crate) layout: Layout,
     pub(crate) n_out: usize,
@@ -78,8 +80,14 @@ pub(crate) struct Panels {
 }
 
 impl Packed {
-    /// Packs a raw weight for its role.
-    pub(crate) fn load(pool: &mut Pool, raw: &RawWeight<'_>, role: WeightRole, dtype: ComputeDtype) -> Result<Self> {
+    /// Packs a raw weight for its role, or takes the copy that an earlier start has packed.
+    pub(crate) fn load(
+        pool: &mut Pool,
+        memory: &mut WeightMemory,
+        raw: &RawWeight<'_>,
+        role: WeightRole,
+        dtype: ComputeDtype,
+    ) -> Result<Self> {
         raw.check()?;
         match (role, raw.shape.dims()) {
             (WeightRole::Vector { offset }, &[n]) => {
@@ -89,7 +97,7 @@ impl Packed {
                 Ok(Self::Vector(values))
             }
             (WeightRole::Matrix | WeightRole::Embedding, &[n_out, n_in]) if n_in > 0 => {
-                Ok(Self::Matrix(Panels::pack(pool, raw, [n_out, n_in], Layout::of(dtype, raw.format))?))
+                Ok(Self::Matrix(Panels::load(pool, memory, raw, [n_out, n_in], Layout::of(dtype, raw.format))?))
             }
             _ => {
                 let expected = if matches!(role, WeightRole::Vector { .. }) { "[n]" } else { "[out, in]" };
@@ -144,7 +152,13 @@ impl Layout {
 }
 
 impl Panels {
-    fn pack(pool: &mut Pool, raw: &RawWeight<'_>, [n_out, n_in]: [usize; 2], layout: Layout) -> Result<Self> {
+    fn load(
+        pool: &mut Pool,
+        memory: &mut WeightMemory,
+        raw: &RawWeight<'_>,
+        [n_out, n_in]: [usize; 2],
+        layout: Layout,
+    ) -> Result<Self> {
         if layout == Layout::Int8 && n_in > INT8_INPUTS_MAX {
             let what = format!("int8 weights with {n_in} inputs (at most {INT8_INPUTS_MAX})");
             return Err(Error::Unsupported { op: "load_weight", what });
@@ -155,16 +169,20 @@ impl Panels {
         if padded > PADDED_BYTES_FREE && padded > own.saturating_mul(PADDING_FACTOR_MAX) {
             return Err(Error::WeightPadding { shape: raw.shape, own, padded, factor_max: PADDING_FACTOR_MAX });
         }
-        let mut storage = Mapping::zeroed(padded)?;
-        let row_bytes = raw.format.row_bytes(n_in)?;
-        let target = Shared::new(storage.as_mut_slice());
-        pool.run(n_panels, &|_, panel| {
-            // SAFETY: each panel is one chunk and has its own bytes.
-            let bytes = unsafe { target.part(panel * panel_bytes, panel_bytes) };
-            let rows = panel * PANEL..((panel + 1) * PANEL).min(n_out);
-            let rows = &raw.bytes[rows.start * row_bytes..rows.end * row_bytes];
-            pack_panel(layout, raw.format, rows.chunks_exact(row_bytes), n_in, bytes);
-        });
+        let storage = match memory.kept(raw, layout, padded) {
+            Some(storage) => storage,
+            None => {
+                let mut storage = memory.take(padded)?;
+                let target = Shared::new(storage.as_mut_slice());
+                pool.run(n_panels, &|_, panel| {
+                    // SAFETY: each panel is one chunk and has its own bytes.
+                    let bytes = unsafe { target.part(panel * panel_bytes, panel_bytes) };
+                    let rows = panel * PANEL..((panel + 1) * PANEL).min(n_out);
+                    pack_panel(layout, raw, rows, n_in, bytes);
+                });
+                memory.share(raw, layout, storage)
+            }
+        };
         Ok(Self { storage, panel_bytes, layout, n_out, n_in })
     }
 
@@ -223,79 +241,26 @@ fn pick<T: Copy>(panel: &[T], place: impl Fn(usize) -> usize, out: &mut [f32], w
 }
 
 /// Elements of a panel's bytes.
-pub(crate) fn elements<T: bytes::Plain>(bytes: &[u8]) -> &[T] {
+pub(crate) fn elements<T: plain::Plain>(bytes: &[u8]) -> &[T] {
     assert!(bytes.as_ptr().cast::<T>().is_aligned() && bytes.len().is_multiple_of(size_of::<T>()), "whole elements");
     // SAFETY: aligned and whole as asserted, and any bits are a value of a plain number.
     unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), bytes.len() / size_of::<T>()) }
 }
 
-mod bytes {
+/// Elements of a panel's bytes, to be written.
+pub(crate) fn elements_mut<T: plain::Plain>(bytes: &mut [u8]) -> &mut [T] {
+    assert!(bytes.as_ptr().cast::<T>().is_aligned() && bytes.len().is_multiple_of(size_of::<T>()), "whole elements");
+    // SAFETY: aligned and whole as asserted, any bits are a value of a plain number, and it has no padding.
+    unsafe { std::slice::from_raw_parts_mut(bytes.as_mut_ptr().cast(), bytes.len() / size_of::<T>()) }
+}
+
+pub(crate) mod plain {
     /// Numbers of which any bits are a value.
     pub(crate) trait Plain: Copy {}
     impl Plain for u8 {}
     impl Plain for i8 {}
     impl Plain for u16 {}
+    impl Plain for u32 {}
     impl Plain for i32 {}
     impl Plain for f32 {}
-}
-
-fn pack_panel<'a>(
-    layout: Layout,
-    format: WeightFormat,
-    rows: impl Iterator<Item = &'a [u8]>,
-    n_in: usize,
-    panel: &mut [u8],
-) {
-    let mut values = vec![0.0f32; n_in];
-    let padded = n_in.next_multiple_of(layout.group());
-    for (column, row) in rows.enumerate() {
-        if let Layout::Grouped(grouping) = layout {
-            codes::each(format, row, |group, codes| grouping.put(panel, group, column, codes));
-            continue;
-        }
-        quant::dequantize(format, row, &mut values).expect("checked: rows are whole blocks");
-        match layout {
-            Layout::F32 => scatter(&values, panel, [1, 1], column, |x| x.to_ne_bytes()),
-            Layout::F16 => scatter(&values, panel, [1, 1], column, |x| f16::from_f32(x).to_ne_bytes()),
-            Layout::Bf16 => {
-                scatter(&values, panel, [GROUP, 2], column, |x| crate::cpu::dot::to_bf16(x).to_ne_bytes());
-            }
-            Layout::Int8 => pack_int8(&values, panel, padded, column),
-            Layout::Grouped(_) => unreachable!("packed by its codes above"),
-        }
-    }
-}
-
-/// Writes a column's values: of each group of inputs a strip has its part, in runs of `inner` inputs.
-fn scatter<const N: usize>(
-    values: &[f32],
-    panel: &mut [u8],
-    [group, inner]: [usize; 2],
-    column: usize,
-    convert: impl Fn(f32) -> [u8; N],
-) {
-    // Plain layouts have both strips side by side, grouped ones one after the other.
-    let (strip, lane, width) = if group == 1 { (0, column, PANEL) } else { (column / STRIP, column % STRIP, STRIP) };
-    let strips = PANEL / width;
-    for (index, values) in values.chunks(group).enumerate() {
-        let part = &mut panel[(index * strips + strip) * group * width * N..][..group * width * N];
-        for (run, values) in values.chunks(inner).enumerate() {
-            let at = (run * width + lane) * inner * N;
-            for (bytes, &value) in part[at..].chunks_exact_mut(N).zip(values) {
-                bytes.copy_from_slice(&convert(value));
-            }
-        }
-    }
-}
-
-/// Rounds a column to 8 bits: symmetric, the largest magnitude is 127.
-fn pack_int8(values: &[f32], panel: &mut [u8], padded: usize, column: usize) {
-    let largest = values.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
-    let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
-    let code = |value: f32| (value * inverse).round_ties_even().clamp(-127.0, 127.0) as i8;
-    let sum: i32 = values.iter().map(|&value| i32::from(code(value))).sum();
-    scatter(values, &mut panel[..padded * PANEL], [GROUP_INT8, 4], column, |x| code(x).to_ne_bytes());
-    let tail = &mut panel[padded * PANEL..];
-    tail[4 * column..][..4].copy_from_slice(&sum.to_ne_bytes());
-    tail[4 * (PANEL + column)..][..4].copy_from_slice(&(largest / 127.0).to_ne_bytes());
 }

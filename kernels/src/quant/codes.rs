@@ -2,6 +2,8 @@
 //!
 //! A value is the same expression of code and scales that [`super::dequantize`] computes.
 
+use std::array::from_fn;
+
 use half::f16;
 
 use crate::weight::WeightFormat;
@@ -36,23 +38,22 @@ fn one(format: WeightFormat, block: &[u8], group: usize) -> Codes {
     let f16_at = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]);
     let nibble = |at: usize, i: usize| block[at + i % 16] >> (4 * (i / 16)) & 15;
     let fifth = |at: usize, i: usize| (block[at + i / 8] >> (i % 8) & 1) << 4;
-    let from = |code: &dyn Fn(usize) -> u8| std::array::from_fn(code);
     match format {
-        WeightFormat::Q8_0 => Codes { codes: from(&|i| block[2 + i] ^ 0x80), scales: Scales::Centred(f16_at(0)) },
-        WeightFormat::Q4_0 => Codes { codes: from(&|i| nibble(2, i)), scales: Scales::Centred(f16_at(0)) },
-        WeightFormat::Q4_1 => Codes { codes: from(&|i| nibble(4, i)), scales: Scales::Minimum(f16_at(0), f16_at(2)) },
+        WeightFormat::Q8_0 => Codes { codes: from_fn(|i| block[2 + i] ^ 0x80), scales: Scales::Centred(f16_at(0)) },
+        WeightFormat::Q4_0 => Codes { codes: from_fn(|i| nibble(2, i)), scales: Scales::Centred(f16_at(0)) },
+        WeightFormat::Q4_1 => Codes { codes: from_fn(|i| nibble(4, i)), scales: Scales::Minimum(f16_at(0), f16_at(2)) },
         WeightFormat::Q5_0 => {
-            Codes { codes: from(&|i| nibble(6, i) | fifth(2, i)), scales: Scales::Centred(f16_at(0)) }
+            Codes { codes: from_fn(|i| nibble(6, i) | fifth(2, i)), scales: Scales::Centred(f16_at(0)) }
         }
         WeightFormat::Q5_1 => {
-            let codes = from(&|i| nibble(8, i) | fifth(4, i));
+            let codes = from_fn(|i| nibble(8, i) | fifth(4, i));
             Codes { codes, scales: Scales::Minimum(f16_at(0), f16_at(2)) }
         }
         WeightFormat::Q4K | WeightFormat::Q5K => {
             let five = format == WeightFormat::Q5K;
             let nibbles = (if five { 48 } else { 16 }) + group / 2 * 32;
             let high = |i: usize| if five { (block[16 + i] >> group & 1) << 4 } else { 0 };
-            let codes = from(&|i| (block[nibbles + i] >> (4 * (group % 2)) & 15) | high(i));
+            let codes = from_fn(|i| (block[nibbles + i] >> (4 * (group % 2)) & 15) | high(i));
             let (s, t) = super::super_blocks::scale_and_minimum(&block[4..16], group);
             Codes { codes, scales: Scales::SuperMinimum { d: f16_at(0), m: f16_at(2), s, t } }
         }
@@ -61,7 +62,7 @@ fn one(format: WeightFormat, block: &[u8], group: usize) -> Codes {
             let low = |i: usize| block[half * 64 + quarter % 2 * 32 + i] >> (4 * (quarter / 2)) & 15;
             let high = |i: usize| (block[128 + half * 32 + i] >> (2 * quarter) & 3) << 4;
             let s = [0, 1].map(|i| block[192 + half * 8 + quarter * 2 + i].cast_signed());
-            Codes { codes: from(&|i| low(i) | high(i)), scales: Scales::SuperHalves { d: f16_at(208), s } }
+            Codes { codes: from_fn(|i| low(i) | high(i)), scales: Scales::SuperHalves { d: f16_at(208), s } }
         }
         WeightFormat::F32 | WeightFormat::F16 | WeightFormat::Bf16 => unreachable!("plain formats have no codes"),
     }

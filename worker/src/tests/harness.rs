@@ -98,7 +98,8 @@ pub(super) async fn start_fake(config: Config, n_blocks: u32, behaviour: Behavio
         numerics: Fingerprint([4; 16]),
     };
     let executor = Box::new(Fake::new(engine.max_running as usize, behaviour));
-    let loaded = Loaded { engine: Engine::new(engine).unwrap(), executor, identity, memory: Memory::default() };
+    let engine = Engine::new(engine).unwrap();
+    let loaded = Loaded { engine, executor, identity, memory: Memory::default(), unwritten: None };
     start(config, move |config, shutdown| async move {
         let listener = Listener::bind(&config.listen).unwrap();
         Box::pin(crate::run::serve(config, listener, loaded, shutdown)).await

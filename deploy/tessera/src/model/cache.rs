@@ -1,7 +1,7 @@
 //! The folder where fetched models stay, and the lock that lets one process fetch at a time.
 //!
 //! `models/FILE.gguf` is the demo model; `hub/ORG--NAME/COMMIT/` is one commit of a hub repository, complete once
-//! its `.complete` exists. Everything else is on its way and may be deleted.
+//! its `.complete` exists; `packed/` has what workers keep between starts. Everything else is on its way and may be deleted.
 
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -46,6 +46,11 @@ impl Cache {
     /// Opens the cache at `home`.
     pub(crate) fn at(home: PathBuf) -> Self {
         Self { home }
+    }
+
+    /// Where workers keep packed weights.
+    pub(crate) fn packed(&self) -> PathBuf {
+        self.home.join("packed")
     }
 
     /// A folder of the cache, made if it is not there.

@@ -178,6 +178,11 @@ impl ModelFiles {
         self.model_fingerprint
     }
 
+    /// Stamps of the weight files one after the other: with the fingerprint they tell whether anything has changed.
+    pub fn weight_stamps(&self) -> Vec<u8> {
+        self.weights.maps.iter().flat_map(|map| map.stamp().0).collect()
+    }
+
     /// Stands for tokenizer, chat template and the special tokens that it names.
     pub fn tokenizer_fingerprint(&self) -> Fingerprint {
         self.tokenizer_fingerprint
