@@ -28,6 +28,8 @@ type Job<'a> = dyn Fn(usize) + Sync + 'a;
 pub(crate) struct Pool {
     shared: Arc<Shared>,
     helpers: Vec<JoinHandle<()>>,
+    /// The next chunk of each thread's run.
+    next: Arc<[Line<AtomicUsize>]>,
 }
 
 /// A value on a cache line of its own.
@@ -69,7 +71,8 @@ impl Pool {
             lock: Mutex::new(()),
             wake: Condvar::new(),
         });
-        let mut pool = Self { shared, helpers: Vec::new() };
+        let next = (0..threads).map(|_| Line(AtomicUsize::new(0))).collect();
+        let mut pool = Self { shared, helpers: Vec::new(), next };
         let places = affinity::one_each(threads);
         for thread in 1..threads {
             let shared = Arc::clone(&pool.shared);
@@ -91,7 +94,7 @@ impl Pool {
     }
 
     /// Calls `body` once for each chunk `0..n_chunks`: each thread has an equal run of them, whose memory a kernel
-    /// streams through.
+    /// streams through; who is done helps the others, so that a thread whose core is taken holds nobody up for long.
     ///
     /// # Panics
     /// When `body` does.
@@ -100,9 +103,21 @@ impl Pool {
         if threads == 1 || n_chunks <= 1 {
             return (0..n_chunks).for_each(|chunk| body(0, chunk));
         }
+        let start = |part: usize| n_chunks * part / threads;
+        for (part, next) in self.next.iter().enumerate() {
+            next.0.store(start(part), Ordering::Relaxed);
+        }
+        let next = Arc::clone(&self.next);
         self.all(&|thread| {
-            let part = n_chunks * thread / threads..n_chunks * (thread + 1) / threads;
-            part.for_each(|chunk| body(thread, chunk));
+            for part in (thread..threads).chain(0..thread) {
+                loop {
+                    let chunk = next[part].0.fetch_add(1, Ordering::Relaxed);
+                    if chunk >= start(part + 1) {
+                        break;
+                    }
+                    body(thread, chunk);
+                }
+            }
         });
     }
 
