@@ -26,7 +26,7 @@ pub const COMPUTE: [ComputeDtype; 4] =
     [ComputeDtype::Stored, ComputeDtype::Bf16, ComputeDtype::F32, ComputeDtype::Int8];
 
 /// Formats of cached keys and values.
-pub const KV_DTYPES: [KvDtype; 3] = [KvDtype::F32, KvDtype::Bf16, KvDtype::F16];
+pub const KV_DTYPES: [KvDtype; 4] = [KvDtype::F32, KvDtype::Bf16, KvDtype::F16, KvDtype::Int8];
 
 /// How weights are stored and computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
