@@ -28,7 +28,8 @@ impl Keeping {
     ///
     /// A file is this model's when names, formats, shapes and samples of all tensors are the same, and length and
     /// times of the weight files. Reading all of them at each start would cost more than packing. What goes unnoticed
-    /// is a change within one tick of the file system's clock, or of a mounted block device, that misses the samples.
+    /// is a change that misses the samples and leaves the file's times: within one tick of the file system's clock, or
+    /// written to the disk below it.
     pub(crate) fn begin(config: &Config, files: &ModelFiles, ops: &CpuOps) -> Option<Self> {
         let folder = config.keeps_packed()?;
         let identity = [&files.model_fingerprint().0[..], &files.weight_stamps()].concat();
