@@ -43,6 +43,7 @@ mod scalar;
 mod simd;
 #[expect(clippy::needless_range_loop, reason = "registers are arrays over rows and columns alike")]
 mod simd_grouped;
+mod simd_unpack;
 pub(crate) mod table;
 pub(crate) mod weight_memory;
 pub(crate) mod workspace;

@@ -17,14 +17,16 @@ use crate::error::Error;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum WeightDtype {
-    /// As they are stored: quantised formats stay quantised.
+    /// As they are stored: quantised formats stay quantised in memory and become bf16 as they are multiplied.
     #[default]
     Stored,
-    /// Rounded to bf16 at load; f32 accumulation.
+    /// Rounded to bf16 at load: the same results, more memory, less time where batches are small.
     Bf16,
     /// Kept or widened to f32: for comparison with references.
     F32,
-    /// Rounded to 8 bits at load, with a scale for each output; activations with a scale for each token (W8A8).
+    /// Products of 8 bits, the fastest and the least exact: plain formats are rounded at load with a scale for each output
+    /// and activations with a scale for each token (W8A8); quantised formats stay as they are and activations are rounded
+    /// in groups of 32.
     Int8,
 }
 

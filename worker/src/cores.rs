@@ -5,6 +5,12 @@ use std::collections::BTreeSet;
 /// Where cgroups are mounted.
 const CGROUPS: &str = "/sys/fs/cgroup";
 
+/// Threads to compute on: as many as asked for, or for 0 all that are [`allowed`].
+#[must_use]
+pub fn or_allowed(threads: usize) -> usize {
+    if threads == 0 { allowed() } else { threads }
+}
+
 /// Counts the cores of this machine that this process may keep busy, at least one.
 #[must_use]
 pub fn allowed() -> usize {

@@ -53,10 +53,7 @@ pub(crate) fn load(config: &Config) -> Result<Loaded, Error> {
     let key = config.key()?;
     let isa = if config.cpu.is_empty() { None } else { Some(config.cpu.parse::<Isa>()?) };
     let files = ModelFiles::open(&config.model)?;
-    let threads = match config.threads {
-        0 => cores::allowed(),
-        threads => threads,
-    };
+    let threads = cores::or_allowed(config.threads);
     let ops = Arc::new(CpuOps::new(&CpuOptions { dtype: config.compute_dtype(), threads, isa })?);
     let engine_config = engine_config(config, &files, key)?;
     engine_config.validate()?;

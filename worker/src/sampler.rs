@@ -30,15 +30,6 @@ const NUCLEUS_FIRST: usize = 64;
 /// Weights summed together when a token is looked for by its cumulative weight.
 const CHUNK: usize = 64;
 
-/// How many of the likeliest tokens may be drawn.
-#[derive(Clone, Copy)]
-struct Filter {
-    top_k: usize,
-    top_p: f32,
-    /// Whether `top_k` leaves any token out.
-    limited: bool,
-}
-
 /// Buffers of sampling, kept from token to token.
 #[derive(Debug, Default)]
 pub struct Sampler {
@@ -109,16 +100,14 @@ impl Sampler {
             0 => logits.len(),
             k => k.min(logits.len()),
         };
-        let limited = top_k < logits.len();
-        if !limited {
+        if top_k == logits.len() {
             self.weights.clear();
             self.weights.extend(logits.iter().map(|&logit| weight(logit)));
             if params.top_p >= 1.0 {
                 return draw_from_all(&self.weights, uniform).unwrap_or(best);
             }
         }
-        let filter = Filter { top_k, top_p: params.top_p, limited };
-        self.draw_from_top(logits, filter, uniform, weight).unwrap_or(best)
+        self.draw_from_top(logits, top_k, params.top_p, uniform, weight).unwrap_or(best)
     }
 
     /// Draws from the `top_k` likeliest tokens, of these from as many as it takes to reach `top_p` of their weight.
@@ -127,11 +116,12 @@ impl Sampler {
     fn draw_from_top(
         &mut self,
         logits: &[f32],
-        filter: Filter,
+        top_k: usize,
+        top_p: f32,
         uniform: f64,
         weight: impl Fn(f32) -> f32,
     ) -> Option<Token> {
-        let Filter { top_k, top_p, limited } = filter;
+        let limited = top_k < logits.len();
         let weight = |candidate: &Candidate| f64::from(weight(candidate.logit));
         let total = if limited { None } else { Some(chunk_sums(&self.weights).sum::<f64>()) };
         let mut n = if limited { top_k } else { NUCLEUS_FIRST.min(logits.len()) };

@@ -170,10 +170,7 @@ pub(crate) struct Repetition {
 /// When the model cannot be loaded or has no room for what is asked.
 pub fn engine(options: &EngineOptions, progress: &mut dyn FnMut(&str)) -> Result<EngineReport, EngineError> {
     check(options)?;
-    let threads = match options.threads {
-        0 => worker::cores::allowed(),
-        threads => threads,
-    };
+    let threads = worker::cores::or_allowed(options.threads);
     progress("loading the model");
     let ops = Arc::new(CpuOps::new(&CpuOptions { dtype: options.dtype, threads, isa: options.isa })?);
     let files = ModelFiles::open(&options.model)?;

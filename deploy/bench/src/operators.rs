@@ -130,10 +130,7 @@ pub(crate) struct Cost {
 /// # Errors
 /// What the device says.
 pub fn operators(options: &OperatorOptions, progress: &mut dyn FnMut(&str)) -> Result<OperatorReport, kernels::Error> {
-    let threads = match options.threads {
-        0 => worker::cores::allowed(),
-        threads => threads,
-    };
+    let threads = worker::cores::or_allowed(options.threads);
     progress("measuring the machine");
     let ops = CpuOps::new(&CpuOptions { dtype: options.dtype, threads, isa: options.isa })?;
     let one_thread = Roofline::measure(ops.isa(), 1)?;

@@ -73,8 +73,8 @@ impl Roofline {
 pub fn arithmetic(dtype: ComputeDtype, format: WeightFormat) -> Arithmetic {
     match (dtype, format) {
         (ComputeDtype::F32, _) | (ComputeDtype::Stored, WeightFormat::F32 | WeightFormat::F16) => Arithmetic::F32,
-        (ComputeDtype::Bf16, _) | (ComputeDtype::Stored, WeightFormat::Bf16) => Arithmetic::Bf16,
-        (ComputeDtype::Int8 | ComputeDtype::Stored, _) => Arithmetic::Int8,
+        (ComputeDtype::Bf16 | ComputeDtype::Stored, _) => Arithmetic::Bf16,
+        (ComputeDtype::Int8, _) => Arithmetic::Int8,
     }
 }
 
@@ -99,10 +99,10 @@ mod tests {
     }
 
     #[test]
-    fn quantised_weights_are_bytes_unless_told_otherwise() {
+    fn quantised_weights_are_computed_in_bf16_unless_told_otherwise() {
         let stored = |format| arithmetic(ComputeDtype::Stored, format);
-        assert_eq!(stored(WeightFormat::Q4_1), Arithmetic::Int8);
+        assert_eq!(stored(WeightFormat::Q4_1), Arithmetic::Bf16);
         assert_eq!((stored(WeightFormat::Bf16), stored(WeightFormat::F16)), (Arithmetic::Bf16, Arithmetic::F32));
-        assert_eq!(arithmetic(ComputeDtype::Bf16, WeightFormat::Q4_1), Arithmetic::Bf16);
+        assert_eq!(arithmetic(ComputeDtype::Int8, WeightFormat::Q4_1), Arithmetic::Int8);
     }
 }

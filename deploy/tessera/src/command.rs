@@ -5,3 +5,14 @@ pub(crate) mod completions;
 pub(crate) mod generate;
 pub(crate) mod model;
 pub(crate) mod role;
+
+/// The arguments of one subcommand, as they stand after its name.
+#[cfg(test)]
+pub(crate) fn parse<A: clap::Args>(line: &[&str]) -> Result<A, clap::Error> {
+    #[derive(clap::Parser)]
+    struct Line<A: clap::Args> {
+        #[command(flatten)]
+        args: A,
+    }
+    clap::Parser::try_parse_from([&["tessera"], line].concat()).map(|Line { args }| args)
+}

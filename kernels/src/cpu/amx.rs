@@ -14,25 +14,10 @@ use std::sync::OnceLock;
 use crate::cpu::dot::Dot;
 use crate::cpu::panels::{GROUP, GROUP_INT8, PANEL};
 use crate::cpu::table::Table;
-use crate::cpu::{Isa, avx512, avx512bf16};
+use crate::cpu::{Isa, avx512bf16};
 
 /// The table of this instruction set; its functions run only where [`Isa::Amx`] is available.
-pub(crate) static TABLE: Table = Table {
-    isa: Isa::Amx,
-    dot_bf16,
-    dot_f32: avx512::dot_f32,
-    dot_int8,
-    dot_grouped: avx512bf16::dot_grouped,
-    quantize_groups: avx512::quantize_groups,
-    round: avx512bf16::round,
-    quantize: avx512::quantize,
-    widen: avx512::widen,
-    sum_squares: avx512::sum_squares,
-    normalize: avx512::normalize,
-    add: avx512::add,
-    rotate: avx512::rotate,
-    gated_activation: avx512::gated_activation,
-};
+pub(crate) const TABLE: Table = Table { isa: Isa::Amx, dot_bf16, dot_int8, ..avx512bf16::TABLE };
 
 /// Rows of a tile.
 const TILE_ROWS: usize = 16;

@@ -2,102 +2,12 @@
 
 use std::arch::x86_64::*;
 
-use crate::cpu::dot::{self, Dot};
-use crate::cpu::grouped::{self, Factor, GroupedDot};
+use crate::cpu::Isa;
 use crate::cpu::lanes::{Lanes, Quads};
-use crate::cpu::table::Table;
-use crate::cpu::{Isa, simd, simd_grouped};
-use crate::op::{elementwise, norm, rope};
-use crate::ops::{Activation, RopeStyle};
+use crate::cpu::table::{Table, vector_table};
 
 /// The table of this instruction set; its functions run only where [`Isa::Avx2`] is available.
-pub(crate) static TABLE: Table = Table {
-    isa: Isa::Avx2,
-    dot_bf16,
-    dot_f32,
-    dot_int8,
-    dot_grouped,
-    quantize_groups,
-    round,
-    quantize,
-    widen,
-    sum_squares,
-    normalize,
-    add,
-    rotate,
-    gated_activation,
-};
-
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dot_bf16(dot: &mut Dot<'_, u16, u16, f32>) {
-    // SAFETY: the features are enabled here.
-    unsafe { simd::dot_bf16::<__m256>(dot) }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dot_f32(dot: &mut Dot<'_, f32, f32, f32>) {
-    // SAFETY: the features are enabled here.
-    unsafe { simd::dot_f32::<__m256>(dot) }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dot_int8(dot: &mut Dot<'_, u8, i8, i32>) {
-    dot::int8(dot);
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn dot_grouped(dot: &mut GroupedDot<'_>) {
-    // SAFETY: the features are enabled here.
-    unsafe { simd_grouped::dot::<__m256>(dot) }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) unsafe fn quantize_groups(x: &[f32], codes: &mut [i8], factors: &mut [Factor]) {
-    grouped::quantize(x, codes, factors);
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn round(x: &[f32], out: &mut [u16]) {
-    dot::round(x, out);
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn quantize(x: &[f32], out: &mut [u8]) -> f32 {
-    dot::quantize(x, out)
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn widen(from: &[u16], to: &mut [f32]) {
-    // SAFETY: the features are enabled here.
-    unsafe { simd::widen::<__m256>(from, to) }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn sum_squares(x: &[f32]) -> f32 {
-    // SAFETY: the features are enabled here.
-    unsafe { simd::sum_squares::<__m256>(x) }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn gated_activation(activation: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
-    // SAFETY: the features are enabled here.
-    unsafe { simd::gated_activation::<__m256>(activation, gate, up, out) }
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn normalize(x: &[f32], factor: f32, weight: &[f32], out: &mut [f32]) {
-    norm::normalize(x, factor, weight, out);
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add(x: &mut [f32], y: &[f32]) {
-    elementwise::add_to(x, y);
-}
-
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn rotate(style: RopeStyle, head: &mut [f32], cos: &[f32], sin: &[f32]) {
-    rope::rotate(style, head, cos, sin);
-}
+pub(crate) const TABLE: Table = vector_table!(Isa::Avx2, __m256, "avx2,fma,f16c");
 
 impl Lanes for __m256 {
     const N: usize = 8;
@@ -136,6 +46,11 @@ impl Lanes for __m256 {
     unsafe fn add(self, other: Self) -> Self {
         // SAFETY: as the trait demands.
         unsafe { _mm256_add_ps(self, other) }
+    }
+    #[inline(always)]
+    unsafe fn sub(self, other: Self) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm256_sub_ps(self, other) }
     }
     #[inline(always)]
     unsafe fn mul(self, other: Self) -> Self {
@@ -247,6 +162,28 @@ impl Quads for __m256 {
         unsafe { _mm256_cvtepi32_ps(ints) }
     }
     #[inline(always)]
+    unsafe fn bytes(codes: __m256i) -> [Self; 4] {
+        // SAFETY: as the trait demands.
+        unsafe {
+            let low = _mm256_set1_epi32(255);
+            [
+                _mm256_cvtepi32_ps(_mm256_and_si256(codes, low)),
+                _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32::<8>(codes), low)),
+                _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32::<16>(codes), low)),
+                _mm256_cvtepi32_ps(_mm256_srli_epi32::<24>(codes)),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_pairs(even: Self, odd: Self, to: *mut u16) {
+        // SAFETY: as the trait demands.
+        unsafe {
+            let low = _mm256_srli_epi32::<16>(rounded_high(even));
+            let high = _mm256_and_si256(rounded_high(odd), _mm256_set1_epi32(0xffff_0000_u32.cast_signed()));
+            _mm256_storeu_si256(to.cast(), _mm256_or_si256(low, high));
+        }
+    }
+    #[inline(always)]
     unsafe fn load_u8(from: *const u8) -> Self {
         // SAFETY: as the trait demands.
         unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()))) }
@@ -255,5 +192,22 @@ impl Quads for __m256 {
     unsafe fn load_i8(from: *const i8) -> Self {
         // SAFETY: as the trait demands.
         unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) }
+    }
+}
+
+/// The bits of a number rounded to bf16, ties to even, in the high half of each lane; stays not-a-number.
+///
+/// # Safety
+/// As for [`Lanes`].
+#[inline(always)]
+unsafe fn rounded_high(value: __m256) -> __m256i {
+    // SAFETY: as the trait demands.
+    unsafe {
+        let bits = _mm256_castps_si256(value);
+        let tie = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+        let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(tie, _mm256_set1_epi32(0x7fff)));
+        let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x40_0000));
+        let is_nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(value, value));
+        _mm256_blendv_epi8(rounded, quiet, is_nan)
     }
 }

@@ -2,102 +2,12 @@
 
 use std::arch::x86_64::*;
 
-use crate::cpu::dot::{self, Dot};
-use crate::cpu::grouped::{self, Factor, GroupedDot};
+use crate::cpu::Isa;
 use crate::cpu::lanes::{Lanes, Quads};
-use crate::cpu::table::Table;
-use crate::cpu::{Isa, simd, simd_grouped};
-use crate::op::{elementwise, norm, rope};
-use crate::ops::{Activation, RopeStyle};
+use crate::cpu::table::{Table, vector_table};
 
 /// The table of this instruction set; its functions run only where [`Isa::Avx512`] is available.
-pub(crate) static TABLE: Table = Table {
-    isa: Isa::Avx512,
-    dot_bf16,
-    dot_f32,
-    dot_int8,
-    dot_grouped,
-    quantize_groups,
-    round,
-    quantize,
-    widen,
-    sum_squares,
-    normalize,
-    add,
-    rotate,
-    gated_activation,
-};
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn dot_bf16(dot: &mut Dot<'_, u16, u16, f32>) {
-    // SAFETY: the features are enabled here.
-    unsafe { simd::dot_bf16::<__m512>(dot) }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(crate) unsafe fn dot_f32(dot: &mut Dot<'_, f32, f32, f32>) {
-    // SAFETY: the features are enabled here.
-    unsafe { simd::dot_f32::<__m512>(dot) }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn dot_int8(dot: &mut Dot<'_, u8, i8, i32>) {
-    dot::int8(dot);
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn dot_grouped(dot: &mut GroupedDot<'_>) {
-    // SAFETY: the features are enabled here.
-    unsafe { simd_grouped::dot::<__m512>(dot) }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(crate) unsafe fn quantize_groups(x: &[f32], codes: &mut [i8], factors: &mut [Factor]) {
-    grouped::quantize(x, codes, factors);
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-unsafe fn round(x: &[f32], out: &mut [u16]) {
-    dot::round(x, out);
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(crate) unsafe fn quantize(x: &[f32], out: &mut [u8]) -> f32 {
-    dot::quantize(x, out)
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(crate) unsafe fn widen(from: &[u16], to: &mut [f32]) {
-    // SAFETY: the features are enabled here.
-    unsafe { simd::widen::<__m512>(from, to) }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(crate) unsafe fn sum_squares(x: &[f32]) -> f32 {
-    // SAFETY: the features are enabled here.
-    unsafe { simd::sum_squares::<__m512>(x) }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(crate) unsafe fn gated_activation(activation: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
-    // SAFETY: the features are enabled here.
-    unsafe { simd::gated_activation::<__m512>(activation, gate, up, out) }
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(crate) unsafe fn normalize(x: &[f32], factor: f32, weight: &[f32], out: &mut [f32]) {
-    norm::normalize(x, factor, weight, out);
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(crate) unsafe fn add(x: &mut [f32], y: &[f32]) {
-    elementwise::add_to(x, y);
-}
-
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-pub(crate) unsafe fn rotate(style: RopeStyle, head: &mut [f32], cos: &[f32], sin: &[f32]) {
-    rope::rotate(style, head, cos, sin);
-}
+pub(crate) const TABLE: Table = vector_table!(Isa::Avx512, __m512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c");
 
 impl Lanes for __m512 {
     const N: usize = 16;
@@ -136,6 +46,11 @@ impl Lanes for __m512 {
     unsafe fn add(self, other: Self) -> Self {
         // SAFETY: as the trait demands.
         unsafe { _mm512_add_ps(self, other) }
+    }
+    #[inline(always)]
+    unsafe fn sub(self, other: Self) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe { _mm512_sub_ps(self, other) }
     }
     #[inline(always)]
     unsafe fn mul(self, other: Self) -> Self {
@@ -243,6 +158,37 @@ impl Quads for __m512 {
         unsafe { _mm512_cvtepi32_ps(ints) }
     }
     #[inline(always)]
+    unsafe fn bytes(codes: __m512i) -> [Self; 4] {
+        // SAFETY: as the trait demands.
+        unsafe {
+            let low = _mm512_set1_epi32(255);
+            [
+                _mm512_cvtepi32_ps(_mm512_and_si512(codes, low)),
+                _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32::<8>(codes), low)),
+                _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32::<16>(codes), low)),
+                _mm512_cvtepi32_ps(_mm512_srli_epi32::<24>(codes)),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_pairs(even: Self, odd: Self, to: *mut u16) {
+        // SAFETY: as the trait demands.
+        unsafe {
+            let low = _mm512_srli_epi32::<16>(rounded_high(even));
+            let high = _mm512_and_si512(rounded_high(odd), _mm512_set1_epi32(0xffff_0000_u32.cast_signed()));
+            _mm512_storeu_si512(to.cast(), _mm512_or_si512(low, high));
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_pairs_bf16(even: Self, odd: Self, to: *mut u16) {
+        // SAFETY: as the trait demands, and AVX512-BF16 is enabled.
+        unsafe {
+            let halves: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(odd, even));
+            let pairs = _mm512_permutexvar_epi16(_mm512_loadu_si512(PAIRS.as_ptr().cast()), halves);
+            _mm512_storeu_si512(to.cast(), pairs);
+        }
+    }
+    #[inline(always)]
     unsafe fn load_u8(from: *const u8) -> Self {
         // SAFETY: as the trait demands.
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()))) }
@@ -253,3 +199,30 @@ impl Quads for __m512 {
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
     }
 }
+
+/// The bits of a number rounded to bf16, ties to even, in the high half of each lane; stays not-a-number.
+///
+/// # Safety
+/// As for [`Lanes`].
+#[inline(always)]
+unsafe fn rounded_high(value: __m512) -> __m512i {
+    // SAFETY: as the trait demands.
+    unsafe {
+        let bits = _mm512_castps_si512(value);
+        let tie = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+        let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(tie, _mm512_set1_epi32(0x7fff)));
+        let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(value, value);
+        _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x40_0000))
+    }
+}
+
+/// Order that brings element `i` of the lower half beside element `i` of the upper one.
+static PAIRS: [u16; 32] = {
+    let mut order = [0; 32];
+    let mut i = 0;
+    while i < 32 {
+        order[i] = (i / 2 + i % 2 * 16) as u16;
+        i += 1;
+    }
+    order
+};

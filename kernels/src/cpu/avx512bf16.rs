@@ -4,28 +4,14 @@
 use std::arch::x86_64::*;
 
 use crate::cpu::dot::Dot;
-use crate::cpu::grouped::GroupedDot;
+use crate::cpu::grouped::{GroupedDot, Unpack};
 use crate::cpu::panels::{GROUP, GROUP_INT8, PANEL, STRIP};
 use crate::cpu::table::Table;
-use crate::cpu::{Isa, avx512, simd_grouped};
+use crate::cpu::{Isa, avx512, simd_grouped, simd_unpack};
 
 /// The table of this instruction set; its functions run only where [`Isa::Avx512Bf16`] is available.
-pub(crate) static TABLE: Table = Table {
-    isa: Isa::Avx512Bf16,
-    dot_bf16,
-    dot_f32: avx512::dot_f32,
-    dot_int8,
-    dot_grouped,
-    quantize_groups: avx512::quantize_groups,
-    round,
-    quantize: avx512::quantize,
-    widen: avx512::widen,
-    sum_squares: avx512::sum_squares,
-    normalize: avx512::normalize,
-    add: avx512::add,
-    rotate: avx512::rotate,
-    gated_activation: avx512::gated_activation,
-};
+pub(crate) const TABLE: Table =
+    Table { isa: Isa::Avx512Bf16, dot_bf16, dot_int8, dot_grouped, unpack, round, ..avx512::TABLE };
 
 /// Most rows of a block: two registers of sums each, beside two of weights and one of activations.
 const ROWS: usize = 12;
@@ -182,7 +168,7 @@ fn bf16_of(bits: __m512i) -> __m512bh {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma,f16c")]
-pub(crate) unsafe fn round(x: &[f32], out: &mut [u16]) {
+unsafe fn round(x: &[f32], out: &mut [u16]) {
     assert!(x.len() == out.len(), "equal lengths");
     let whole = x.len() / STRIP * STRIP;
     for i in (0..whole).step_by(STRIP) {
@@ -196,7 +182,13 @@ pub(crate) unsafe fn round(x: &[f32], out: &mut [u16]) {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma,f16c")]
-pub(crate) unsafe fn dot_grouped(dot: &mut GroupedDot<'_>) {
+unsafe fn dot_grouped(dot: &mut GroupedDot<'_>) {
     // SAFETY: the features are enabled here.
     unsafe { simd_grouped::dot_vnni::<__m512>(dot) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma,f16c")]
+unsafe fn unpack(work: &mut Unpack<'_>) {
+    // SAFETY: the features are enabled here.
+    unsafe { simd_unpack::to_bf16_native::<__m512>(work) }
 }

@@ -52,8 +52,9 @@ pub(crate) fn nearest_byte(value: f32) -> u8 {
     (value + MAGIC).to_bits() as u8
 }
 
+/// Value of a bf16.
 #[inline(always)]
-fn wide(bits: u16) -> f32 {
+pub(crate) fn to_f32(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
@@ -68,10 +69,10 @@ pub(crate) fn bf16(dot: &mut Dot<'_, u16, u16, f32>) {
             for (group, x) in x.chunks_exact(GROUP).enumerate() {
                 let part = &dot.panel[(group * 2 + strip) * GROUP * STRIP..][..GROUP * STRIP];
                 for (x, line) in x.chunks_exact(2).zip(part.chunks_exact(2 * STRIP)) {
-                    let (even, odd) = (wide(x[0]), wide(x[1]));
+                    let (even, odd) = (to_f32(x[0]), to_f32(x[1]));
                     for (sum, w) in sums.iter_mut().zip(line.chunks_exact(2)) {
-                        *sum += even * wide(w[0]);
-                        *sum += odd * wide(w[1]);
+                        *sum += even * to_f32(w[0]);
+                        *sum += odd * to_f32(w[1]);
                     }
                 }
             }

@@ -12,14 +12,19 @@
 //! exactly in 32 bits, and scaled sums are added in f32, groups ascending. The order is the same for every number of
 //! rows; instruction sets differ only in whether a multiply and add rounds once or twice.
 
+use std::ops::Range;
+
 use half::f16;
 
+use crate::cpu::dot::to_bf16;
 use crate::cpu::panels::{GROUP, STRIP};
 use crate::quant::codes::{Codes, Scales};
 use crate::weight::WeightFormat;
 
 /// Groups of a super-block.
 const SUPER: usize = 8;
+/// Quads of a group.
+pub(crate) const QUADS: usize = GROUP / 4;
 /// Elements of a quad of inputs of a strip.
 pub(crate) const QUAD: usize = 4 * STRIP;
 /// Elements of a strip's group.
@@ -32,6 +37,9 @@ pub(crate) struct Grouping {
     pub(crate) planes: Option<u8>,
     pub(crate) scale: ScaleKind,
 }
+
+/// Adding it changes no number, not even -0.
+const NOTHING: f32 = -0.0;
 
 /// Offsets in a panel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,7 +185,7 @@ impl Grouping {
         code
     }
 
-    /// Scale and minimum of a column in one half of a strip's group.
+    /// Scale and minimum of a column in one half of a strip's group: `scale * (code - zero) + minimum`.
     pub(crate) fn scale(
         self,
         panel: &[u8],
@@ -187,7 +195,7 @@ impl Grouping {
     ) -> (f32, f32) {
         let f16_at = |at: usize| f16::from_le_bytes([panel[at + 2 * column], panel[at + 2 * column + 1]]).to_f32();
         match self.scale {
-            ScaleKind::Centred { zero } => (f16_at(header), -f32::from(zero) * f16_at(header)),
+            ScaleKind::Centred { .. } => (f16_at(header), NOTHING),
             ScaleKind::Minimum => (f16_at(header), f16_at(header + 2 * STRIP)),
             ScaleKind::SuperMinimum => {
                 let (s, t) = (f32::from(panel[header + column]), f32::from(panel[header + STRIP + column]));
@@ -195,7 +203,7 @@ impl Grouping {
             }
             ScaleKind::SuperHalves => {
                 let scale = f16_at(super_block) * f32::from(panel[header + half * STRIP + column].cast_signed());
-                (scale, -32.0 * scale)
+                (scale, NOTHING)
             }
         }
     }
@@ -204,12 +212,17 @@ impl Grouping {
     pub(crate) fn column(self, panel: &[u8], column: usize, out: &mut [f32]) {
         let (strip, column) = (column / STRIP, column % STRIP);
         for (group, out) in out.chunks_exact_mut(GROUP).enumerate() {
-            let places = self.places(group, strip);
-            let codes = &panel[places.codes..][..self.code_bytes()];
-            for (input, out) in out.iter_mut().enumerate() {
-                let (scale, minimum) = self.scale(panel, places, column, input / 16);
-                *out = scale * f32::from(self.code(codes, input / 4, 4 * column + input % 4)) + minimum;
-            }
+            self.group(panel, self.places(group, strip), column, out);
+        }
+    }
+
+    /// Values of one column of a strip's group.
+    fn group(self, panel: &[u8], places: Places, column: usize, out: &mut [f32]) {
+        let codes = &panel[places.codes..][..self.code_bytes()];
+        let zero = self.scale.zero() as f32;
+        for (input, out) in out.iter_mut().enumerate() {
+            let (scale, minimum) = self.scale(panel, places, column, input / 16);
+            *out = scale * (f32::from(self.code(codes, input / 4, 4 * column + input % 4)) - zero) + minimum;
         }
     }
 }
@@ -245,6 +258,39 @@ pub(crate) struct GroupedDot<'a> {
     pub(crate) sums: &'a mut [f32],
     /// Scratch for [`SLAB`] groups of codes, `[groups][2 strips][8 quads][64]`.
     pub(crate) bytes: &'a mut [u8],
+}
+
+/// Groups of a panel that become bf16.
+pub(crate) struct Unpack<'a> {
+    pub(crate) grouping: Grouping,
+    pub(crate) panel: &'a [u8],
+    pub(crate) groups: Range<usize>,
+    /// `[groups]` parts of a bf16 panel, see [`crate::cpu::panels`].
+    pub(crate) out: &'a mut [u16],
+}
+
+impl Unpack<'_> {
+    /// Checks what kernels rely on.
+    pub(crate) fn check(&self) {
+        assert!(self.panel.len() >= self.grouping.panel_bytes(self.groups.end), "a panel");
+        assert!(self.out.len() >= self.groups.len() * 2 * ELEMENTS, "room for bf16");
+    }
+}
+
+/// The plain form.
+pub(crate) fn unpack(work: &mut Unpack<'_>) {
+    work.check();
+    let mut values = [0.0; GROUP];
+    for (index, part) in work.out.chunks_exact_mut(ELEMENTS).take(2 * work.groups.len()).enumerate() {
+        let places = work.grouping.places(work.groups.start + index / 2, index % 2);
+        for column in 0..STRIP {
+            work.grouping.group(work.panel, places, column, &mut values);
+            for (pair, values) in values.chunks_exact(2).enumerate() {
+                let at = pair * 2 * STRIP + 2 * column;
+                (part[at], part[at + 1]) = (to_bf16(values[0]), to_bf16(values[1]));
+            }
+        }
+    }
 }
 
 /// Groups whose codes are unpacked at a time: 8 KB.

@@ -17,6 +17,7 @@ pub(crate) trait Lanes: Copy {
     unsafe fn load_pairs(from: *const u16) -> (Self, Self);
     unsafe fn store(self, to: *mut f32);
     unsafe fn add(self, other: Self) -> Self;
+    unsafe fn sub(self, other: Self) -> Self;
     unsafe fn mul(self, other: Self) -> Self;
     unsafe fn div(self, other: Self) -> Self;
     /// `self * factor + addend`, rounded once.
@@ -84,6 +85,16 @@ pub(crate) trait Quads: Lanes {
         unsafe { Self::dot(sums, codes, x) }
     }
     unsafe fn float(ints: Self::Ints) -> Self;
+    /// The first to fourth bytes of all lanes as floats.
+    unsafe fn bytes(codes: Self::Codes) -> [Self; 4];
+    /// Rounds to bf16, ties to even, and stores N pairs.
+    unsafe fn store_pairs(even: Self, odd: Self, to: *mut u16);
+    /// As [`store_pairs`](Self::store_pairs), where AVX512-BF16 is enabled too; numbers below 2^-126 become 0.
+    #[inline(always)]
+    unsafe fn store_pairs_bf16(even: Self, odd: Self, to: *mut u16) {
+        // SAFETY: as for the trait.
+        unsafe { Self::store_pairs(even, odd, to) }
+    }
     /// Loads N unsigned bytes as floats.
     unsafe fn load_u8(from: *const u8) -> Self;
     /// Loads N signed bytes as floats.

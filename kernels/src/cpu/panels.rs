@@ -16,6 +16,7 @@ use std::sync::Arc;
 use half::f16;
 
 use crate::cpu::access::Shared;
+use crate::cpu::dot::{to_bf16, to_f32};
 use crate::cpu::grouped::Grouping;
 use crate::cpu::packing::pack_panel;
 use crate::cpu::pool::Pool;
@@ -42,15 +43,17 @@ const PADDED_BYTES_FREE: usize = 16 << 10;
 /// What matrices are computed as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum ComputeDtype {
-    /// The format they are stored in: bf16 with activations rounded to bf16, quantised formats with activations rounded
-    /// to 8 bits in groups of 32, f32 and f16 with f32 activations; sums in f32.
+    /// The format they are stored in: bf16 with activations rounded to bf16, f32 and f16 with f32 activations. Quantised
+    /// formats stay quantised in memory and become bf16 in the cache as they are multiplied, to the same bits as
+    /// [`Bf16`](Self::Bf16). Sums in f32.
     #[default]
     Stored,
     /// Rounded to bf16 when loaded; activations rounded to bf16, sums in f32.
     Bf16,
     /// Widened to f32 when loaded; f32 activations and sums.
     F32,
-    /// Rounded to 8 bits when loaded with a scale for each output, activations with a scale for each row; exact sums.
+    /// Products of 8 bits. Plain formats are rounded to 8 bits when loaded with a scale for each output, activations with
+    /// a scale for each row; quantised formats stay as they are, with activations rounded to 8 bits in groups of 32.
     Int8,
 }
 
@@ -64,6 +67,17 @@ pub(crate) enum Layout {
     Grouped(Grouping),
 }
 
+/// What a matrix's kernel takes activations as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Input {
+    F32,
+    Bf16,
+    /// 8 bits with a scale for each row.
+    Int8,
+    /// 8 bits with a scale for each group of 32.
+    Int8Groups,
+}
+
 /// What a [`crate::Weight`] of the CPU holds.
 pub(crate) enum Packed {
     Matrix(Panels),
@@ -75,6 +89,7 @@ pub(crate) struct Panels {
     storage: Arc<Region>,
     panel_bytes: usize,
     pub(crate) layout: Layout,
+    pub(crate) input: Input,
     pub(crate) n_out: usize,
     pub(crate) n_in: usize,
 }
@@ -97,7 +112,7 @@ impl Packed {
                 Ok(Self::Vector(values))
             }
             (WeightRole::Matrix | WeightRole::Embedding, &[n_out, n_in]) if n_in > 0 => {
-                Ok(Self::Matrix(Panels::load(pool, memory, raw, [n_out, n_in], Layout::of(dtype, raw.format))?))
+                Ok(Self::Matrix(Panels::load(pool, memory, raw, [n_out, n_in], dtype)?))
             }
             _ => {
                 let expected = if matches!(role, WeightRole::Vector { .. }) { "[n]" } else { "[out, in]" };
@@ -117,16 +132,25 @@ impl Packed {
 
 impl Layout {
     fn of(dtype: ComputeDtype, format: WeightFormat) -> Self {
-        match dtype {
-            ComputeDtype::Bf16 => Self::Bf16,
-            ComputeDtype::F32 => Self::F32,
-            ComputeDtype::Int8 => Self::Int8,
-            ComputeDtype::Stored => match (format, Grouping::of(format)) {
-                (_, Some(grouping)) => Self::Grouped(grouping),
-                (WeightFormat::F16, _) => Self::F16,
-                (WeightFormat::F32, _) => Self::F32,
+        match (dtype, Grouping::of(format)) {
+            (ComputeDtype::Bf16, _) => Self::Bf16,
+            (ComputeDtype::F32, _) => Self::F32,
+            (ComputeDtype::Stored | ComputeDtype::Int8, Some(grouping)) => Self::Grouped(grouping),
+            (ComputeDtype::Int8, None) => Self::Int8,
+            (ComputeDtype::Stored, None) => match format {
+                WeightFormat::F16 => Self::F16,
+                WeightFormat::F32 => Self::F32,
                 _ => Self::Bf16,
             },
+        }
+    }
+
+    fn input(self, dtype: ComputeDtype) -> Input {
+        match self {
+            Self::F16 | Self::F32 => Input::F32,
+            Self::Int8 => Input::Int8,
+            Self::Grouped(_) if dtype == ComputeDtype::Int8 => Input::Int8Groups,
+            Self::Grouped(_) | Self::Bf16 => Input::Bf16,
         }
     }
 
@@ -157,8 +181,9 @@ impl Panels {
         memory: &mut WeightMemory,
         raw: &RawWeight<'_>,
         [n_out, n_in]: [usize; 2],
-        layout: Layout,
+        dtype: ComputeDtype,
     ) -> Result<Self> {
+        let layout = Layout::of(dtype, raw.format);
         if layout == Layout::Int8 && n_in > INT8_INPUTS_MAX {
             let what = format!("int8 weights with {n_in} inputs (at most {INT8_INPUTS_MAX})");
             return Err(Error::Unsupported { op: "load_weight", what });
@@ -183,7 +208,7 @@ impl Panels {
                 memory.share(raw, layout, storage)
             }
         };
-        Ok(Self { storage, panel_bytes, layout, n_out, n_in })
+        Ok(Self { storage, panel_bytes, layout, input: layout.input(dtype), n_out, n_in })
     }
 
     /// Number of panels.
@@ -224,14 +249,17 @@ impl Panels {
             Layout::F16 => {
                 pick(elements(panel), |input| input * PANEL + column, out, |bits| f16::from_bits(bits).to_f32())
             }
-            Layout::Bf16 => {
-                pick(elements::<u16>(panel), pairs(GROUP, 2), out, |bits| f32::from_bits(u32::from(bits) << 16))
-            }
+            Layout::Bf16 => pick(elements::<u16>(panel), pairs(GROUP, 2), out, to_f32),
             Layout::Int8 => {
                 let scale = self.int8_tail(panel).1[column];
                 pick(elements::<i8>(panel), pairs(GROUP_INT8, 4), out, |code| f32::from(code) * scale);
             }
-            Layout::Grouped(grouping) => grouping.column(panel, column, out),
+            Layout::Grouped(grouping) => {
+                grouping.column(panel, column, out);
+                if self.input == Input::Bf16 {
+                    out.iter_mut().for_each(|value| *value = to_f32(to_bf16(*value)));
+                }
+            }
         }
     }
 }

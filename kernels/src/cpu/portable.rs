@@ -2,56 +2,12 @@
 //!
 //! Multiplies and adds are rounded apart, since a fused one is a function call where the target lacks it.
 
-use crate::cpu::dot::{self, Dot};
-use crate::cpu::grouped::{self, GroupedDot};
 use crate::cpu::lanes::{Lanes, Quads};
-use crate::cpu::table::Table;
-use crate::cpu::{Isa, scalar, simd, simd_grouped};
-use crate::op::{elementwise, norm, rope};
-use crate::ops::Activation;
+use crate::cpu::table::{Table, vector_table};
+use crate::cpu::{Isa, dot, scalar};
 
 /// Runs on every machine.
-pub(crate) static TABLE: Table = Table {
-    isa: Isa::Portable,
-    dot_bf16,
-    dot_f32,
-    dot_int8: dot::int8,
-    dot_grouped,
-    quantize_groups: grouped::quantize,
-    round: dot::round,
-    quantize: dot::quantize,
-    widen: scalar::widen,
-    sum_squares,
-    normalize: norm::normalize,
-    add: elementwise::add_to,
-    rotate: rope::rotate,
-    gated_activation,
-};
-
-fn dot_bf16(dot: &mut Dot<'_, u16, u16, f32>) {
-    // SAFETY: arrays need no target feature.
-    unsafe { simd::dot_bf16::<Array>(dot) }
-}
-
-fn dot_f32(dot: &mut Dot<'_, f32, f32, f32>) {
-    // SAFETY: arrays need no target feature.
-    unsafe { simd::dot_f32::<Array>(dot) }
-}
-
-fn dot_grouped(dot: &mut GroupedDot<'_>) {
-    // SAFETY: arrays need no target feature.
-    unsafe { simd_grouped::dot::<Array>(dot) }
-}
-
-fn sum_squares(x: &[f32]) -> f32 {
-    // SAFETY: arrays need no target feature.
-    unsafe { simd::sum_squares::<Array>(x) }
-}
-
-fn gated_activation(activation: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
-    // SAFETY: arrays need no target feature.
-    unsafe { simd::gated_activation::<Array>(activation, gate, up, out) }
-}
+pub(crate) const TABLE: Table = Table { widen: scalar::widen, ..vector_table!(Isa::Portable, Array) };
 
 /// Eight floats.
 #[derive(Clone, Copy)]
@@ -98,6 +54,10 @@ impl Lanes for Array {
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         self.map2(other, |a, b| a + b)
+    }
+    #[inline(always)]
+    unsafe fn sub(self, other: Self) -> Self {
+        self.map2(other, |a, b| a - b)
     }
     #[inline(always)]
     unsafe fn mul(self, other: Self) -> Self {
@@ -185,6 +145,16 @@ impl Quads for Array {
     #[inline(always)]
     unsafe fn float(ints: [i32; 8]) -> Self {
         Self(ints.map(|int| int as f32))
+    }
+    #[inline(always)]
+    unsafe fn bytes(codes: [u8; 32]) -> [Self; 4] {
+        std::array::from_fn(|byte| Self(std::array::from_fn(|lane| f32::from(codes[4 * lane + byte]))))
+    }
+    #[inline(always)]
+    unsafe fn store_pairs(even: Self, odd: Self, to: *mut u16) {
+        let pairs: [[u16; 2]; 8] = std::array::from_fn(|i| [dot::to_bf16(even.0[i]), dot::to_bf16(odd.0[i])]);
+        // SAFETY: as the trait demands.
+        unsafe { to.cast::<[[u16; 2]; 8]>().write_unaligned(pairs) }
     }
     #[inline(always)]
     unsafe fn load_u8(from: *const u8) -> Self {

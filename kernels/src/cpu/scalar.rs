@@ -7,12 +7,13 @@ use crate::cpu::{Isa, dot, grouped};
 use crate::op::{activation, elementwise, norm, rope};
 
 /// Runs on every machine and judges all other tables.
-pub(crate) static TABLE: Table = Table {
+pub(crate) const TABLE: Table = Table {
     isa: Isa::Scalar,
     dot_bf16: dot::bf16,
     dot_f32: dot::f32,
     dot_int8: dot::int8,
     dot_grouped: grouped::reference,
+    unpack: grouped::unpack,
     quantize_groups: grouped::quantize,
     round: dot::round,
     quantize: dot::quantize,

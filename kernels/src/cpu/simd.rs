@@ -119,6 +119,7 @@ unsafe fn f32_block<V: Lanes, const R: usize>(dot: &mut Dot<'_, f32, f32, f32>, 
         }
     }
 }
+
 /// Sum of squares; lanes at fixed places of the row.
 ///
 /// # Safety

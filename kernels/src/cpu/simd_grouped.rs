@@ -6,21 +6,19 @@
 
 use std::ops::Range;
 
-use crate::cpu::grouped::{ELEMENTS, GroupedDot, QUAD, SLAB, ScaleKind};
+use crate::cpu::grouped::{ELEMENTS, GroupedDot, QUAD, QUADS, SLAB, ScaleKind};
 use crate::cpu::lanes::Quads;
 use crate::cpu::panels::{GROUP, PANEL, STRIP};
 
-/// Quads of a group.
-const QUADS: usize = GROUP / 4;
 /// Rows from which it pays to unpack codes to bytes first.
 const UNPACK_ROWS: usize = 12;
 /// `PLANES` of codes that are bytes.
-const BYTES: usize = usize::MAX;
+pub(crate) const BYTES: usize = usize::MAX;
 /// `KIND`s, as [`ScaleKind`].
-const CENTRED: u8 = 0;
-const MINIMUM: u8 = 1;
-const SUPER_MINIMUM: u8 = 2;
-const SUPER_HALVES: u8 = 3;
+pub(crate) const CENTRED: u8 = 0;
+pub(crate) const MINIMUM: u8 = 1;
+pub(crate) const SUPER_MINIMUM: u8 = 2;
+pub(crate) const SUPER_HALVES: u8 = 3;
 
 /// Multiplies with [`Quads::dot`].
 ///
@@ -125,9 +123,9 @@ unsafe fn rows<V: Quads, const VNNI: bool, const PLANES: usize, const KIND: u8>(
 
 /// Scales of a vector of columns in both halves of a group; the second is used only where they differ.
 #[derive(Clone, Copy)]
-struct Scales<V> {
-    halves: [V; 2],
-    minimum: V,
+pub(crate) struct Scales<V> {
+    pub(crate) halves: [V; 2],
+    pub(crate) minimum: V,
 }
 
 /// `R` rows times `C` vectors of columns. With [`BYTES`] of a format that has planes, codes are those of the slab.
@@ -241,7 +239,11 @@ unsafe fn parts<V: Quads, const PLANES: usize, const KIND: u8, const C: usize>(
 
 /// Codes of two quads.
 #[inline(always)]
-unsafe fn unpack<V: Quads, const PLANES: usize>(codes: *const u8, lane: usize, pair: usize) -> [V::Codes; 2] {
+pub(crate) unsafe fn unpack<V: Quads, const PLANES: usize>(
+    codes: *const u8,
+    lane: usize,
+    pair: usize,
+) -> [V::Codes; 2] {
     // SAFETY: features are the caller's promise; a group's codes are as long as the planes say.
     unsafe {
         if PLANES == BYTES {
@@ -266,7 +268,11 @@ unsafe fn step<V: Quads, const VNNI: bool>(sums: V::Ints, codes: V::Codes, x: i3
 }
 
 #[inline(always)]
-unsafe fn scales<V: Quads, const KIND: u8>(header: *const u8, super_block: *const u8, lane: usize) -> Scales<V> {
+pub(crate) unsafe fn scales<V: Quads, const KIND: u8>(
+    header: *const u8,
+    super_block: *const u8,
+    lane: usize,
+) -> Scales<V> {
     // SAFETY: features are the caller's promise; header and super-block are as long as the kind says.
     unsafe {
         let zero = V::splat(0.0);

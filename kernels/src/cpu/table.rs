@@ -1,18 +1,21 @@
 //! The functions that differ between instruction sets, chosen once when the device is made.
 
 use crate::cpu::dot::Dot;
-use crate::cpu::grouped::{Factor, GroupedDot};
+use crate::cpu::grouped::{Factor, GroupedDot, Unpack};
 use crate::cpu::{Isa, portable, scalar};
 use crate::error::Result;
 use crate::ops::{Activation, RopeStyle};
 
 /// Functions of one instruction set; unsafe because they run only where [`Isa::check`] passes.
+#[derive(Clone, Copy)]
 pub(crate) struct Table {
     pub(crate) isa: Isa,
     pub(crate) dot_bf16: unsafe fn(&mut Dot<'_, u16, u16, f32>),
     pub(crate) dot_f32: unsafe fn(&mut Dot<'_, f32, f32, f32>),
     pub(crate) dot_int8: unsafe fn(&mut Dot<'_, u8, i8, i32>),
     pub(crate) dot_grouped: unsafe fn(&mut GroupedDot<'_>),
+    /// Quantised weights to bf16.
+    pub(crate) unpack: unsafe fn(&mut Unpack<'_>),
     /// Activations to bf16.
     pub(crate) round: unsafe fn(&[f32], &mut [u16]),
     /// Activations to 8 bits and a scale.
@@ -49,3 +52,99 @@ impl Table {
         })
     }
 }
+
+/// The table of kernels written over [`Lanes`](crate::cpu::lanes::Lanes), compiled with the target features that
+/// the vector needs.
+macro_rules! vector_table {
+    ($isa:expr, $vector:ty $(, $features:literal)?) => {{
+        use crate::cpu::dot::{self, Dot};
+        use crate::cpu::grouped::{self, Factor, GroupedDot, Unpack};
+        use crate::cpu::table::Table;
+        use crate::cpu::{simd, simd_grouped, simd_unpack};
+        use crate::op::{elementwise, norm, rope};
+        use crate::ops::{Activation, RopeStyle};
+
+        $(#[target_feature(enable = $features)])?
+        unsafe fn dot_bf16(dot: &mut Dot<'_, u16, u16, f32>) {
+            // SAFETY: the vector's features are enabled here, or it needs none.
+            unsafe { simd::dot_bf16::<$vector>(dot) }
+        }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn dot_f32(dot: &mut Dot<'_, f32, f32, f32>) {
+            // SAFETY: as above.
+            unsafe { simd::dot_f32::<$vector>(dot) }
+        }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn dot_int8(dot: &mut Dot<'_, u8, i8, i32>) {
+            dot::int8(dot);
+        }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn dot_grouped(dot: &mut GroupedDot<'_>) {
+            // SAFETY: as above.
+            unsafe { simd_grouped::dot::<$vector>(dot) }
+        }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn unpack(work: &mut Unpack<'_>) {
+            // SAFETY: as above.
+            unsafe { simd_unpack::to_bf16::<$vector>(work) }
+        }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn round(x: &[f32], out: &mut [u16]) {
+            dot::round(x, out);
+        }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn quantize(x: &[f32], out: &mut [u8]) -> f32 {
+            dot::quantize(x, out)
+        }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn quantize_groups(x: &[f32], codes: &mut [i8], factors: &mut [Factor]) {
+            grouped::quantize(x, codes, factors);
+        }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn widen(from: &[u16], to: &mut [f32]) {
+            // SAFETY: as above.
+            unsafe { simd::widen::<$vector>(from, to) }
+        }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn sum_squares(x: &[f32]) -> f32 {
+            // SAFETY: as above.
+            unsafe { simd::sum_squares::<$vector>(x) }
+        }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn normalize(x: &[f32], factor: f32, weight: &[f32], out: &mut [f32]) {
+            norm::normalize(x, factor, weight, out);
+        }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn add(x: &mut [f32], y: &[f32]) {
+            elementwise::add_to(x, y);
+        }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn rotate(style: RopeStyle, head: &mut [f32], cos: &[f32], sin: &[f32]) {
+            rope::rotate(style, head, cos, sin);
+        }
+        $(#[target_feature(enable = $features)])?
+        unsafe fn gated_activation(activation: Activation, gate: &[f32], up: &[f32], out: &mut [f32]) {
+            // SAFETY: as above.
+            unsafe { simd::gated_activation::<$vector>(activation, gate, up, out) }
+        }
+
+        Table {
+            isa: $isa,
+            dot_bf16,
+            dot_f32,
+            dot_int8,
+            dot_grouped,
+            unpack,
+            quantize_groups,
+            round,
+            quantize,
+            widen,
+            sum_squares,
+            normalize,
+            add,
+            rotate,
+            gated_activation,
+        }
+    }};
+}
+pub(crate) use vector_table;

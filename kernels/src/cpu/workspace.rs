@@ -15,6 +15,8 @@ pub(crate) const SLAB: usize = 256;
 pub(crate) struct Local {
     /// Codes of quantised weights as bytes.
     pub(crate) bytes: [u8; grouped::SLAB * 2 * grouped::ELEMENTS],
+    /// Quantised weights as bf16.
+    pub(crate) bf16: [u16; SLAB * PANEL],
     /// f16 weights as f32.
     pub(crate) f32: [f32; SLAB * PANEL],
     /// Results of one or two panels and of their combination, `[rows, 32]` each.

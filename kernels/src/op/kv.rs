@@ -12,6 +12,7 @@ use half::slice::HalfFloatSliceExt;
 
 use crate::cpu::Machine;
 use crate::cpu::access::{Access, Shared};
+use crate::cpu::dot::{nearest_byte, to_bf16};
 use crate::error::{Error, Result};
 use crate::op::attention::cache::{self, Layout, Part, SCALE_BYTES, TILE};
 use crate::ops::LayerCache;
@@ -182,8 +183,7 @@ impl Stored for u16 {
     fn nearest(x: &[f32; TILE]) -> [Self; TILE] {
         let mut nearest = [0; TILE];
         for (nearest, x) in nearest.iter_mut().zip(x) {
-            let bits = x.to_bits();
-            *nearest = (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16;
+            *nearest = to_bf16(*x);
         }
         nearest
     }
@@ -205,10 +205,9 @@ impl Stored for i8 {
 
     #[inline(always)]
     fn nearest(x: &[f32; TILE]) -> [Self; TILE] {
-        // Added to 1.5 * 2^23, a small number is rounded to an integer, which the sum's lower bits hold.
         let mut nearest = [0; TILE];
         for (nearest, x) in nearest.iter_mut().zip(x) {
-            *nearest = (x + 12_582_912.0).to_bits() as i8;
+            *nearest = nearest_byte(*x).cast_signed();
         }
         nearest
     }

@@ -6,15 +6,15 @@
 //!
 //! Each element is summed over inputs ascending in f32 (int8: exactly in i32, then scaled), then `+ bias`: one order
 //! for an instruction set and format, whatever the number of rows or threads. Activations are rounded row by row to
-//! the format that the weight's kernel takes: bf16, 8 bits a row (int8), 8 bits a group of 32 (quantised).
+//! the format that the weight's kernel takes, see [`Input`].
 
 use std::ops::Range;
 
 use crate::cpu::Machine;
 use crate::cpu::access::{Access, Shared};
 use crate::cpu::dot::Dot;
-use crate::cpu::grouped::{Factor, GroupedDot};
-use crate::cpu::panels::{GROUP, GROUP_INT8, Layout, PANEL, Panels, elements};
+use crate::cpu::grouped::{Factor, GroupedDot, Unpack};
+use crate::cpu::panels::{GROUP, GROUP_INT8, Input, Layout, PANEL, Panels, elements};
 use crate::cpu::table::Table;
 use crate::cpu::workspace::{Activations, Local, ROWS_MAX, SLAB};
 use crate::error::Result;
@@ -75,10 +75,7 @@ pub(crate) fn run_gated(
     let n_out = operands[0].panels.n_out;
     each_panel(machine, input, &operands, n_panels, &|task, local| {
         for (which, operand) in operands.iter().enumerate() {
-            task.compute(operand.panels, task.panel, local, which);
-            if let Some(bias) = operand.bias {
-                add_bias(&mut local.sums[which], task.rows.len(), &bias[operand.columns(task.panel)]);
-            }
+            task.compute(operand, task.panel, local, which);
         }
         let n = task.rows.len() * PANEL;
         let [gate, up, gated] = &mut local.sums;
@@ -99,12 +96,8 @@ pub(crate) fn multiply(machine: &mut Machine, x: &[f32], operands: &[Operand<'_>
                 panel -= operand.panels.n_panels();
                 continue;
             }
-            task.compute(operand.panels, panel, local, 0);
-            let columns = operand.columns(panel);
-            if let Some(bias) = operand.bias {
-                add_bias(&mut local.sums[0], task.rows.len(), &bias[columns.clone()]);
-            }
-            return store(&local.sums[0], &task.rows, columns, operand.panels.n_out, out);
+            task.compute(operand, panel, local, 0);
+            return store(&local.sums[0], &task.rows, operand.columns(panel), operand.panels.n_out, out);
         }
     });
 }
@@ -152,9 +145,9 @@ fn prepare(machine: &mut Machine, x: &[f32], operands: &[Operand<'_>]) -> Activa
     let depth = operands[0].panels.n_in;
     let rows = x.len() / depth;
     let mut activations = std::mem::take(&mut machine.activations);
-    let any = |wanted: fn(Layout) -> bool| operands.iter().any(|operand| wanted(operand.panels.layout));
+    let any = |input: Input| operands.iter().any(|operand| operand.panels.input == input);
     let table = machine.table;
-    if any(|layout| layout == Layout::Bf16) {
+    if any(Input::Bf16) {
         let stride = depth.next_multiple_of(GROUP);
         grow(&mut activations.bf16, rows * stride);
         let target = Shared::new(&mut activations.bf16);
@@ -167,7 +160,7 @@ fn prepare(machine: &mut Machine, x: &[f32], operands: &[Operand<'_>]) -> Activa
             }
         });
     }
-    if any(|layout| layout == Layout::Int8) {
+    if any(Input::Int8) {
         let stride = depth.next_multiple_of(GROUP_INT8);
         grow(&mut activations.int8, rows * stride);
         grow(&mut activations.scales, rows);
@@ -181,7 +174,7 @@ fn prepare(machine: &mut Machine, x: &[f32], operands: &[Operand<'_>]) -> Activa
             }
         });
     }
-    if any(|layout| matches!(layout, Layout::Grouped(_))) {
+    if any(Input::Int8Groups) {
         let groups = depth / GROUP;
         grow(&mut activations.groups, rows * depth);
         grow(&mut activations.factors, rows * groups);
@@ -204,12 +197,19 @@ fn grow<T: Copy + Default>(memory: &mut Vec<T>, len: usize) {
 }
 
 impl Task<'_> {
-    /// Products of the rows with a panel, into `local.sums[which]`.
-    fn compute(&self, panels: &Panels, panel: usize, local: &mut Local, which: usize) {
+    /// Products of the rows with a panel, plus the bias, into `local.sums[which]`.
+    fn compute(&self, operand: &Operand<'_>, panel: usize, local: &mut Local, which: usize) {
+        self.multiply(operand.panels, panel, local, which);
+        if let Some(bias) = operand.bias {
+            add_bias(&mut local.sums[which], self.rows.len(), &bias[operand.columns(panel)]);
+        }
+    }
+
+    fn multiply(&self, panels: &Panels, panel: usize, local: &mut Local, which: usize) {
         let (depth, rows, bytes) = (panels.padded_inputs(), self.rows.len(), panels.panel(panel));
         match panels.layout {
             Layout::Int8 => return self.compute_int8(panels, bytes, local, which),
-            Layout::Grouped(grouping) => {
+            Layout::Grouped(grouping) if panels.input == Input::Int8Groups => {
                 let (groups, sums) = (depth / GROUP, &mut local.sums[which]);
                 let x = &self.activations.groups[self.rows.start * depth..];
                 let factors: &[Factor] = &self.activations.factors[self.rows.start * groups..];
@@ -218,12 +218,13 @@ impl Task<'_> {
                 // SAFETY: the table was chosen by `Table::of`, which checks that this CPU has its instruction set.
                 return unsafe { (self.table.dot_grouped)(&mut dot) };
             }
-            Layout::Bf16 | Layout::F32 | Layout::F16 => {}
+            Layout::Bf16 | Layout::F32 | Layout::F16 | Layout::Grouped(_) => {}
         }
         let sums = &mut local.sums[which][..rows * PANEL];
         sums.fill(0.0);
         // A panel that is read once need not stay in the cache.
-        let slab = if rows <= FEW_ROWS && panels.layout != Layout::F16 { depth } else { SLAB };
+        let is_multiplied_as_it_is = matches!(panels.layout, Layout::Bf16 | Layout::F32);
+        let slab = if rows <= FEW_ROWS && is_multiplied_as_it_is { depth } else { SLAB };
         for first in (0..depth).step_by(slab) {
             let inputs = first..depth.min(first + slab);
             // SAFETY: the table was chosen by `Table::of`, which checks that this CPU has its instruction set.
@@ -231,42 +232,40 @@ impl Task<'_> {
                 match panels.layout {
                     Layout::Bf16 => {
                         let panel = &elements::<u16>(bytes)[first * PANEL..inputs.end * PANEL];
-                        (self.table.dot_bf16)(&mut self.bf16(depth, &inputs, panel, sums));
+                        (self.table.dot_bf16)(&mut self.dot(&self.activations.bf16, depth, &inputs, panel, sums));
                     }
                     Layout::F32 => {
                         let panel = &elements::<f32>(bytes)[first * PANEL..inputs.end * PANEL];
-                        (self.table.dot_f32)(&mut self.f32(depth, &inputs, panel, sums));
+                        (self.table.dot_f32)(&mut self.dot(self.x, depth, &inputs, panel, sums));
                     }
                     Layout::F16 => {
                         let panel = &elements::<u16>(bytes)[first * PANEL..inputs.end * PANEL];
                         (self.table.widen)(panel, &mut local.f32[..panel.len()]);
-                        (self.table.dot_f32)(&mut self.f32(depth, &inputs, &local.f32, sums));
+                        (self.table.dot_f32)(&mut self.dot(self.x, depth, &inputs, &local.f32, sums));
                     }
-                    Layout::Int8 | Layout::Grouped(_) => unreachable!("computed above"),
+                    Layout::Grouped(grouping) => {
+                        let groups = first / GROUP..inputs.end / GROUP;
+                        let out = &mut local.bf16[..inputs.len() * PANEL];
+                        (self.table.unpack)(&mut Unpack { grouping, panel: bytes, groups, out });
+                        let panel = &local.bf16[..inputs.len() * PANEL];
+                        (self.table.dot_bf16)(&mut self.dot(&self.activations.bf16, depth, &inputs, panel, sums));
+                    }
+                    Layout::Int8 => unreachable!("computed above"),
                 }
             }
         }
     }
 
-    fn bf16<'a>(
-        &'a self,
+    /// Products of the rows with a stretch of a panel; a row of `x` is `stride` long.
+    fn dot<'a, T>(
+        &self,
+        x: &'a [T],
         stride: usize,
         inputs: &Range<usize>,
-        panel: &'a [u16],
+        panel: &'a [T],
         sums: &'a mut [f32],
-    ) -> Dot<'a, u16, u16, f32> {
-        let x = &self.activations.bf16[self.rows.start * stride + inputs.start..];
-        Dot { x, stride, rows: self.rows.len(), depth: inputs.len(), panel, sums }
-    }
-
-    fn f32<'a>(
-        &'a self,
-        stride: usize,
-        inputs: &Range<usize>,
-        panel: &'a [f32],
-        sums: &'a mut [f32],
-    ) -> Dot<'a, f32, f32, f32> {
-        let x = &self.x[self.rows.start * stride + inputs.start..];
+    ) -> Dot<'a, T, T, f32> {
+        let x = &x[self.rows.start * stride + inputs.start..];
         Dot { x, stride, rows: self.rows.len(), depth: inputs.len(), panel, sums }
     }
 

@@ -35,29 +35,35 @@ fn quantised_matrices_multiply_as_their_dequantised_values() {
     }
 }
 
-/// Every format as it is stored: the matrix is what the blocks stand for, its products those of activations rounded
-/// to 8 bits in groups of 32 (bf16: to bf16).
+const QUANTISED: [WeightFormat; 8] = [
+    WeightFormat::Q8_0,
+    WeightFormat::Q4_0,
+    WeightFormat::Q4_1,
+    WeightFormat::Q5_0,
+    WeightFormat::Q5_1,
+    WeightFormat::Q4K,
+    WeightFormat::Q5K,
+    WeightFormat::Q6K,
+];
+
+/// Quantised formats in 8 bits: the matrix is what the blocks stand for, its products those of activations rounded to 8
+/// bits in groups of 32.
 #[test]
-fn stored_matrices_multiply_as_what_they_stand_for() {
-    use WeightFormat::*;
+fn quantised_matrices_multiply_with_activations_of_8_bits() {
     let mut random = Random::new();
-    for format in [F32, F16, Bf16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4K, Q5K, Q6K] {
+    for format in QUANTISED {
         for (n_out, n_in) in [(37, 512), (64, 768), (9, 256)] {
             let (bytes, values) = raw(&mut random, format, n_out, n_in);
             let ids: Vec<u32> = (0..n_out as u32).rev().collect();
             let looked_up = values.chunks_exact(n_in).rev().flatten().copied().collect::<Vec<_>>();
-            for (name, device) in Device::all(ComputeDtype::Stored) {
+            for (name, device) in Device::all(ComputeDtype::Int8) {
                 let raw = RawWeight { bytes: &bytes, format, shape: Shape::from([n_out, n_in]) };
                 let weight = device.ops.load_weight(raw, WeightRole::Embedding).unwrap();
                 for rows in [1, 3, 23] {
                     let x = random.floats(rows * n_in, 1.0);
                     let out = device.f32([rows, n_out], &vec![0.0; rows * n_out]);
                     device.ops.matmul(MAIN, &device.f32([rows, n_in], &x), &weight, None, &out).unwrap();
-                    let kept = match format {
-                        F32 | F16 => x,
-                        Bf16 => rounded(&x, ComputeDtype::Bf16),
-                        _ => rounded_int8(&x, 32),
-                    };
+                    let kept = rounded_int8(&x, 32);
                     let what = format!("{name} {format:?} {rows} rows of {n_out}x{n_in}");
                     let actual = device.read(&out);
                     for (row, (x, actual)) in kept.chunks_exact(n_in).zip(actual.chunks_exact(n_out)).enumerate() {
@@ -77,17 +83,68 @@ fn stored_matrices_multiply_as_what_they_stand_for() {
     }
 }
 
+/// A format as it is stored has the bits of the one that it is computed in: quantised ones those of bf16.
+#[test]
+fn stored_matrices_have_the_bits_of_what_they_are_computed_in() {
+    use WeightFormat::*;
+    let mut random = Random::new();
+    let quantised = QUANTISED.map(|format| (format, ComputeDtype::Bf16));
+    let plain = [(F32, ComputeDtype::F32), (F16, ComputeDtype::F32), (Bf16, ComputeDtype::Bf16)];
+    for (format, dtype) in quantised.into_iter().chain(plain) {
+        for (n_out, n_in) in [(37, 512), (64, 768), (9, 256), (33, 2304)] {
+            let (bytes, _) = raw(&mut random, format, n_out, n_in);
+            let ids: Vec<u32> = (0..n_out as u32).rev().collect();
+            for isa in Isa::available() {
+                for rows in [1, 2, 5, 13, 40] {
+                    let x = random.floats(rows * n_in, 1.0);
+                    let [stored, converted] = [ComputeDtype::Stored, dtype].map(|dtype| {
+                        let device = Device::new(isa, 2, dtype);
+                        let raw = RawWeight { bytes: &bytes, format, shape: Shape::from([n_out, n_in]) };
+                        let weight = device.ops.load_weight(raw, WeightRole::Embedding).unwrap();
+                        let out = device.f32([rows, n_out], &vec![0.0; rows * n_out]);
+                        device.ops.matmul(MAIN, &device.f32([rows, n_in], &x), &weight, None, &out).unwrap();
+                        let table = device.f32([n_out, n_in], &vec![0.0; n_out * n_in]);
+                        device.ops.embed(MAIN, &device.u32(&ids), &weight, 1.0, &table).unwrap();
+                        [device.read(&out), device.read(&table)].concat()
+                    });
+                    assert_same(&stored, &converted, &format!("{isa} {format:?} {rows} rows of {n_out}x{n_in}"));
+                }
+            }
+        }
+    }
+}
+
+/// What is no number in a file stays so, and infinity too.
+#[test]
+fn scales_that_are_no_numbers_show_in_results() {
+    for format in QUANTISED {
+        for bits in [0x7e00u16, 0x7c00] {
+            let n = format.row_bytes(256).unwrap();
+            // Every f16 that a format reads has these bits.
+            let bytes: Vec<u8> = bits.to_le_bytes().into_iter().cycle().take(n).collect();
+            for (name, device) in Device::all(ComputeDtype::Stored) {
+                let raw = RawWeight { bytes: &bytes, format, shape: Shape::from([1, 256]) };
+                let weight = device.ops.load_weight(raw, WeightRole::Matrix).unwrap();
+                let out = device.f32([1, 1], &[0.0]);
+                device.ops.matmul(MAIN, &device.f32([1, 256], &[1.0; 256]), &weight, None, &out).unwrap();
+                assert!(!device.read(&out)[0].is_finite(), "{name} {format:?} {bits:x}");
+            }
+        }
+    }
+}
+
 /// A row has the same bits alone and in any batch.
 #[test]
-fn stored_products_do_not_depend_on_company() {
+fn products_do_not_depend_on_company() {
     use WeightFormat::*;
     let mut random = Random::new();
     let (n_out, n_in, rows) = (70, 512, 41);
-    for format in [F32, F16, Bf16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4K, Q5K, Q6K] {
+    let stored = [F32, F16, Bf16].into_iter().chain(QUANTISED).map(|format| (format, ComputeDtype::Stored));
+    for (format, dtype) in stored.chain(QUANTISED.map(|format| (format, ComputeDtype::Int8))) {
         let (bytes, _) = raw(&mut random, format, n_out, n_in);
         let x = random.floats(rows * n_in, 1.0);
         for isa in Isa::available() {
-            let devices = [1, 2, 3].map(|threads| Device::new(isa, threads, ComputeDtype::Stored));
+            let devices = [1, 2, 3].map(|threads| Device::new(isa, threads, dtype));
             let run = |device: &Device, first: usize, n: usize| {
                 let raw = RawWeight { bytes: &bytes, format, shape: Shape::from([n_out, n_in]) };
                 let weight = device.ops.load_weight(raw, WeightRole::Matrix).unwrap();
@@ -104,7 +161,7 @@ fn stored_products_do_not_depend_on_company() {
                 assert_same(
                     &part,
                     &whole[first * n_out..(first + n) * n_out],
-                    &format!("{isa} {format:?} {first}+{n}"),
+                    &format!("{isa} {format:?} as {dtype:?} {first}+{n}"),
                 );
             }
         }

@@ -40,7 +40,6 @@ impl Work {
             (ComputeDtype::Bf16, _) => Arithmetic::Bf16,
             (ComputeDtype::F32, _) => Arithmetic::F32,
             (ComputeDtype::Int8, _) => Arithmetic::Int8,
-            (ComputeDtype::Stored, bytes) if bytes < 1.5 => Arithmetic::Int8,
             (ComputeDtype::Stored, bytes) if bytes < 3.0 => Arithmetic::Bf16,
             (ComputeDtype::Stored, _) => Arithmetic::F32,
         };

@@ -148,18 +148,11 @@ fn explain(address: &str, status: &Status) -> anyhow::Error {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: Args,
-    }
+    use crate::command::parse;
 
     fn args(line: &[&str]) -> Args {
-        Line::try_parse_from([&["generate"], line].concat()).unwrap().args
+        parse(line).unwrap()
     }
 
     #[test]
@@ -177,7 +170,7 @@ mod tests {
         let messages: Vec<_> = request.messages.iter().map(|m| (m.role.as_str(), m.content.as_str())).collect();
         assert_eq!(messages, [("system", "Be brief."), ("user", "Hi")]);
         assert_eq!(request.options.unwrap().seed, Some(7));
-        assert!(Line::try_parse_from(["generate", "Hi", "--system", "without chat"]).is_err());
+        assert!(parse::<Args>(&["Hi", "--system", "without chat"]).is_err());
     }
 
     #[tokio::test]

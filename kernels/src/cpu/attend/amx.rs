@@ -141,14 +141,6 @@ impl<U: TileUnit> Product for Tiles<U> {
         unsafe { Pairs::add_product(factor, line, sum) }
     }
     #[inline(always)]
-    fn element(value: f32) -> u16 {
-        Pairs::element(value)
-    }
-    #[inline(always)]
-    fn integer(value: i8) -> u16 {
-        Pairs::integer(value)
-    }
-    #[inline(always)]
     unsafe fn pack(from: &[f32], to: &mut [f32]) {
         // SAFETY: the caller's obligation is the same.
         unsafe { Pairs::pack(from, to) }

@@ -8,6 +8,7 @@ use std::ops::Range;
 use crate::cpu::attend::online;
 use crate::cpu::attend::stripe::Stripe;
 use crate::cpu::attend::vector::Vector;
+use crate::cpu::dot::to_bf16;
 use crate::cpu::lanes::Lanes;
 use crate::op::attention::cache::TILE;
 use crate::op::attention::softmax::Softmax;
@@ -21,7 +22,7 @@ pub(crate) trait Product: Sized {
     /// Sums.
     type V: Vector;
     /// Element of a panel.
-    type Element: Copy;
+    type Element: Element;
     /// A register of a panel: N columns, [`Product::GROUP`] steps of depth.
     type Line: Copy;
     /// The same steps of one row, in all lanes.
@@ -40,10 +41,6 @@ pub(crate) trait Product: Sized {
     unsafe fn factor(from: *const f32) -> Self::Factor;
     /// `sum + factor * line`.
     unsafe fn add_product(factor: Self::Factor, line: Self::Line, sum: Self::V) -> Self::V;
-    /// An element of a panel for a value that its format has.
-    fn element(value: f32) -> Self::Element;
-    /// An element of a panel for a small integer.
-    fn integer(value: i8) -> Self::Element;
     /// Brings a row into scratch, padded with 0.
     unsafe fn pack(from: &[f32], to: &mut [f32]);
     /// Stores weights of N positions in the row of scratch that starts at `row`, the first at `position` in it.
@@ -100,14 +97,6 @@ impl<V: Vector> Product for F32<V> {
         unsafe { factor.fma(line, sum) }
     }
     #[inline(always)]
-    fn element(value: f32) -> f32 {
-        value
-    }
-    #[inline(always)]
-    fn integer(value: i8) -> f32 {
-        f32::from(value)
-    }
-    #[inline(always)]
     unsafe fn pack(from: &[f32], to: &mut [f32]) {
         to[..from.len()].copy_from_slice(from);
         to[from.len()..].fill(0.0);
@@ -149,15 +138,6 @@ impl<V: Vector> Product for Widened<V> {
         unsafe { factor.1.fma(line.1, factor.0.fma(line.0, sum)) }
     }
     #[inline(always)]
-    fn element(value: f32) -> u16 {
-        (bf16_bits(value) >> 16) as u16
-    }
-    #[inline(always)]
-    fn integer(value: i8) -> u16 {
-        // Exact: seven bits and a sign.
-        (f32::from(value).to_bits() >> 16) as u16
-    }
-    #[inline(always)]
     unsafe fn pack(from: &[f32], to: &mut [f32]) {
         for (to, &x) in to.iter_mut().zip(from) {
             *to = f32::from_bits(bf16_bits(x));
@@ -174,9 +154,39 @@ impl<V: Vector> Product for Widened<V> {
 /// The f32 whose upper half is the nearest bf16, ties to even, and whose lower half is 0.
 #[inline(always)]
 pub(crate) fn bf16_bits(x: f32) -> u32 {
-    let bits = x.to_bits();
-    let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) & 0xffff_0000;
-    if x.is_nan() { bits & 0xffff_0000 | 0x0040_0000 } else { rounded }
+    u32::from(to_bf16(x)) << 16
+}
+
+/// An element of a panel.
+pub(crate) trait Element: Copy {
+    /// The nearest to a value, ties to even.
+    fn nearest(value: f32) -> Self;
+    /// A small integer, exactly.
+    fn integer(value: i8) -> Self;
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn nearest(value: f32) -> Self {
+        value
+    }
+    #[inline(always)]
+    fn integer(value: i8) -> Self {
+        Self::from(value)
+    }
+}
+
+/// The bits of a bf16.
+impl Element for u16 {
+    #[inline(always)]
+    fn nearest(value: f32) -> Self {
+        to_bf16(value)
+    }
+    #[inline(always)]
+    fn integer(value: i8) -> Self {
+        // Seven bits and a sign are in the upper half.
+        (f32::from(value).to_bits() >> 16) as Self
+    }
 }
 
 /// Sums of `R` rows and `C` panels.

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::cpu::attend::product::Product;
+use crate::cpu::attend::product::{Element as _, Product};
 use crate::cpu::lanes::Lanes;
 use crate::op::attention::cache::{CacheData, Layout, Region, TILE};
 use crate::op::attention::unit::{Unit, Work};
@@ -92,7 +92,7 @@ unsafe fn tile_of<P: Product>(
             let target = elements_of::<P>(scratch);
             let values = &values[at..at + len];
             for (target, &value) in target.iter_mut().zip(values) {
-                *target = P::integer(value);
+                *target = P::Element::integer(value);
             }
             target.as_ptr()
         }
@@ -110,12 +110,12 @@ fn gather<P: Product>(
     let dim = region.layout.dim.next_multiple_of(TILE);
     let tile = Layout { block_size: TILE, dim, ..region.layout };
     let target = &mut elements_of::<P>(scratch)[..TILE * dim];
-    target.fill(P::element(0.0));
+    target.fill(P::Element::nearest(0.0));
     for position in seen.clone() {
         let (run, offset) = unit.place(region, position);
         for d in 0..region.layout.dim {
             let value = region.get(run + region.layout.element(offset, d));
-            target[tile.element(position % TILE, d)] = P::element(value);
+            target[tile.element(position % TILE, d)] = P::Element::nearest(value);
         }
     }
     target.as_ptr()

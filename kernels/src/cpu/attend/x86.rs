@@ -143,15 +143,6 @@ impl Product for Pairs {
         unsafe { _mm512_dpbf16_ps(sum, factor, line) }
     }
     #[inline(always)]
-    fn element(value: f32) -> u16 {
-        (bf16_bits(value) >> 16) as u16
-    }
-    #[inline(always)]
-    fn integer(value: i8) -> u16 {
-        // Exact: seven bits and a sign.
-        (f32::from(value).to_bits() >> 16) as u16
-    }
-    #[inline(always)]
     unsafe fn pack(from: &[f32], to: &mut [f32]) {
         let (whole, rest) = from.as_chunks::<2>();
         for (to, x) in to.iter_mut().zip(whole) {

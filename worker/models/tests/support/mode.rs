@@ -43,12 +43,14 @@ impl fmt::Display for Mode {
     }
 }
 
-/// Every format as it is stored, and each other way to compute from a plain format and from a quantised one.
+/// Every format as it is stored and in 8 bits; converted at load, from a plain format and from a quantised one.
 pub fn modes() -> Vec<Mode> {
     let mode = |stored, compute| Mode { stored, compute };
-    let others = COMPUTE.into_iter().filter(|&compute| compute != ComputeDtype::Stored);
-    let others = others.flat_map(|compute| [mode(WeightFormat::Bf16, compute), mode(WeightFormat::Q4K, compute)]);
-    FORMATS.into_iter().map(|stored| mode(stored, ComputeDtype::Stored)).chain(others).collect()
+    let kept =
+        FORMATS.into_iter().flat_map(|stored| [ComputeDtype::Stored, ComputeDtype::Int8].map(|c| mode(stored, c)));
+    let converted = [ComputeDtype::Bf16, ComputeDtype::F32].into_iter();
+    let converted = converted.flat_map(|c| [WeightFormat::Bf16, WeightFormat::Q4K].map(|stored| mode(stored, c)));
+    kept.chain(converted).collect()
 }
 
 /// A device on the instruction set that `TESSERA_CPU` names, else on the fastest there is.

@@ -71,14 +71,14 @@ pub(crate) struct Args {
 /// What weights are computed as.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(super) enum Dtype {
-    /// As they are stored
+    /// As they are stored; quantised ones become bf16 as they are multiplied
     #[default]
     Stored,
-    /// Rounded to bf16
+    /// Rounded to bf16 at load
     Bf16,
-    /// Widened to f32
+    /// Widened to f32 at load
     F32,
-    /// Rounded to 8 bits, as activations are
+    /// Quantised ones as they are, others rounded to 8 bits; activations rounded to 8 bits
     Int8,
 }
 

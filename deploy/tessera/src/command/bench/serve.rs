@@ -270,18 +270,11 @@ fn prefix(text: &str) -> Result<u32, String> {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        args: Args,
-    }
+    use crate::command::parse;
 
     fn args(line: &[&str]) -> Args {
-        Line::try_parse_from([&["serve"], line].concat()).unwrap().args
+        parse(line).unwrap()
     }
 
     #[test]
@@ -319,7 +312,7 @@ mod tests {
             &["--speed", "2"],
         ];
         for line in refused {
-            assert!(Line::try_parse_from([&["serve"], line].concat()).is_err(), "{line:?}");
+            assert!(parse::<Args>(line).is_err(), "{line:?}");
         }
     }
 }

@@ -1,0 +1,90 @@
+//! Quantised weights to bf16, written over [`Quads`]; see [`crate::cpu::grouped`] for where codes and scales lie.
+//! Hot path: no allocation, no lock, no log.
+//!
+//! A value is what its block stands for, rounded once to f32 and once to bf16: the same bits on every instruction set,
+//! and those that packing the dequantised row as bf16 gives.
+
+use crate::cpu::grouped::{QUADS, ScaleKind, Unpack};
+use crate::cpu::lanes::Quads;
+use crate::cpu::panels::{GROUP, STRIP};
+use crate::cpu::simd_grouped::{BYTES, CENTRED, MINIMUM, SUPER_HALVES, SUPER_MINIMUM, scales, unpack};
+
+/// Unpacks with [`Quads::store_pairs`].
+///
+/// # Safety
+/// The target features of `V` are enabled in the caller.
+#[inline(always)]
+pub(crate) unsafe fn to_bf16<V: Quads>(work: &mut Unpack<'_>) {
+    // SAFETY: features are the caller's promise.
+    unsafe { by_format::<V, false>(work) };
+}
+
+/// Unpacks with [`Quads::store_pairs_bf16`].
+///
+/// # Safety
+/// The target features of `V`, and AVX512-BF16, are enabled in the caller.
+#[inline(always)]
+#[cfg(target_arch = "x86_64")]
+pub(crate) unsafe fn to_bf16_native<V: Quads>(work: &mut Unpack<'_>) {
+    // SAFETY: features are the caller's promise.
+    unsafe { by_format::<V, true>(work) };
+}
+
+#[inline(always)]
+unsafe fn by_format<V: Quads, const NATIVE: bool>(work: &mut Unpack<'_>) {
+    work.check();
+    // SAFETY: features are the caller's promise; the constants are those of the grouping.
+    unsafe {
+        match (work.grouping.planes, work.grouping.scale) {
+            (None, _) => groups::<V, NATIVE, BYTES, CENTRED>(work),
+            (Some(0), ScaleKind::Centred { .. }) => groups::<V, NATIVE, 0, CENTRED>(work),
+            (Some(_), ScaleKind::Centred { .. }) => groups::<V, NATIVE, 1, CENTRED>(work),
+            (Some(0), ScaleKind::Minimum) => groups::<V, NATIVE, 0, MINIMUM>(work),
+            (Some(_), ScaleKind::Minimum) => groups::<V, NATIVE, 1, MINIMUM>(work),
+            (Some(0), ScaleKind::SuperMinimum) => groups::<V, NATIVE, 0, SUPER_MINIMUM>(work),
+            (Some(_), ScaleKind::SuperMinimum) => groups::<V, NATIVE, 1, SUPER_MINIMUM>(work),
+            (Some(_), ScaleKind::SuperHalves) => groups::<V, NATIVE, 2, SUPER_HALVES>(work),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn groups<V: Quads, const NATIVE: bool, const PLANES: usize, const KIND: u8>(work: &mut Unpack<'_>) {
+    let parts = work.out.chunks_exact_mut(GROUP * STRIP).take(2 * work.groups.len());
+    for (index, part) in parts.enumerate() {
+        let places = work.grouping.places(work.groups.start + index / 2, index % 2);
+        // SAFETY: features are the caller's promise; `Unpack::check` asserted that the panel has this group, and a part
+        // has room for eight quads of two pairs.
+        unsafe {
+            let panel = work.panel.as_ptr();
+            let (header, super_block) = (panel.add(places.header), panel.add(places.super_block));
+            let zero = V::splat(work.grouping.scale.zero() as f32);
+            for lane in (0..STRIP).step_by(V::N) {
+                let scales = scales::<V, KIND>(header, super_block, lane);
+                for pair in 0..QUADS / 2 {
+                    let codes = unpack::<V, PLANES>(panel.add(places.codes), lane, pair);
+                    let scale = scales.halves[usize::from(KIND == SUPER_HALVES && pair >= QUADS / 4)];
+                    for (odd, codes) in codes.into_iter().enumerate() {
+                        let mut values = V::bytes(codes);
+                        for value in &mut values {
+                            *value = match KIND {
+                                // Products are exact, so a fused addition rounds like one that is not.
+                                MINIMUM | SUPER_MINIMUM => scale.fma(*value, scales.minimum),
+                                _ => scale.mul(value.sub(zero)),
+                            };
+                        }
+                        let to = part.as_mut_ptr().add((2 * pair + odd) * 4 * STRIP + 2 * lane);
+                        let [a, b, c, d] = values;
+                        if NATIVE {
+                            V::store_pairs_bf16(a, b, to);
+                            V::store_pairs_bf16(c, d, to.add(2 * STRIP));
+                        } else {
+                            V::store_pairs(a, b, to);
+                            V::store_pairs(c, d, to.add(2 * STRIP));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
