@@ -96,6 +96,15 @@ impl Lanes for __m256 {
         unsafe { _mm256_and_ps(_mm256_cmp_ps::<_CMP_NLT_UQ>(x, bound), self) }
     }
     #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        // SAFETY: as the trait demands.
+        unsafe {
+            let quarters = _mm_max_ps(_mm256_castps256_ps128(self), _mm256_extractf128_ps::<1>(self));
+            let pairs = _mm_max_ps(quarters, _mm_movehl_ps(quarters, quarters));
+            _mm_cvtss_f32(_mm_max_ss(pairs, _mm_movehdup_ps(pairs)))
+        }
+    }
+    #[inline(always)]
     unsafe fn sum(self) -> f32 {
         // SAFETY: as the trait demands.
         unsafe {
@@ -172,6 +181,18 @@ impl Quads for __m256 {
                 _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32::<16>(codes), low)),
                 _mm256_cvtepi32_ps(_mm256_srli_epi32::<24>(codes)),
             ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(self, to: *mut i8) -> i32 {
+        // SAFETY: as the trait demands.
+        unsafe {
+            let ints = _mm256_cvtps_epi32(self);
+            let words = _mm_packs_epi32(_mm256_castsi256_si128(ints), _mm256_extracti128_si256::<1>(ints));
+            _mm_storel_epi64(to.cast(), _mm_packs_epi16(words, words));
+            let pairs = _mm_madd_epi16(words, _mm_set1_epi16(1));
+            let two = _mm_add_epi32(pairs, _mm_unpackhi_epi64(pairs, pairs));
+            _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32::<1>(two)))
         }
     }
     #[inline(always)]

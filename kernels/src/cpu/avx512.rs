@@ -93,6 +93,11 @@ impl Lanes for __m512 {
         unsafe { _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, bound), self) }
     }
     #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        // SAFETY: as the trait demands.
+        unsafe { _mm512_reduce_max_ps(self) }
+    }
+    #[inline(always)]
     unsafe fn sum(self) -> f32 {
         // SAFETY: as the trait demands.
         unsafe {
@@ -168,6 +173,15 @@ impl Quads for __m512 {
                 _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32::<16>(codes), low)),
                 _mm512_cvtepi32_ps(_mm512_srli_epi32::<24>(codes)),
             ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(self, to: *mut i8) -> i32 {
+        // SAFETY: as the trait demands.
+        unsafe {
+            let ints = _mm512_cvtps_epi32(self);
+            _mm_storeu_si128(to.cast(), _mm512_cvtepi32_epi8(ints));
+            _mm512_reduce_add_epi32(ints)
         }
     }
     #[inline(always)]

@@ -358,8 +358,7 @@ impl ScaleKind {
 
 /// Rounds a row of whole groups to 8 bits; the largest magnitude of a group becomes 127.
 ///
-/// What is not a number becomes 0 with a scale that is none, so that it shows in the result.
-#[inline(always)]
+/// What is not a number becomes some code with a scale that is none, so that it shows in the result.
 pub(crate) fn quantize(x: &[f32], codes: &mut [i8], factors: &mut [Factor]) {
     for ((x, codes), factor) in x.chunks_exact(GROUP).zip(codes.chunks_exact_mut(GROUP)).zip(factors) {
         let mut lanes = [0.0f32; 16];

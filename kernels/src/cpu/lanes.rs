@@ -32,6 +32,8 @@ pub(crate) trait Lanes: Copy {
     unsafe fn scale_by_power(self, power: Self) -> Self;
     /// `self`, but 0 where `x < bound`.
     unsafe fn zero_where_below(self, x: Self, bound: Self) -> Self;
+    /// The largest lane; no lane is not-a-number.
+    unsafe fn largest(self) -> f32;
     /// Sum of the lanes as a tree of halves.
     unsafe fn sum(self) -> f32;
 
@@ -87,6 +89,8 @@ pub(crate) trait Quads: Lanes {
     unsafe fn float(ints: Self::Ints) -> Self;
     /// The first to fourth bytes of all lanes as floats.
     unsafe fn bytes(codes: Self::Codes) -> [Self; 4];
+    /// Rounds to the nearest integers, ties to even, which must fit 8 bits; stores them and returns their sum.
+    unsafe fn store_bytes(self, to: *mut i8) -> i32;
     /// Rounds to bf16, ties to even, and stores N pairs.
     unsafe fn store_pairs(even: Self, odd: Self, to: *mut u16);
     /// As [`store_pairs`](Self::store_pairs), where AVX512-BF16 is enabled too; numbers below 2^-126 become 0.

@@ -92,6 +92,10 @@ impl Lanes for Array {
         Self(std::array::from_fn(|i| if x.0[i] < bound.0[i] { 0.0 } else { self.0[i] }))
     }
     #[inline(always)]
+    unsafe fn largest(self) -> f32 {
+        self.0.into_iter().fold(f32::NEG_INFINITY, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
     unsafe fn sum(self) -> f32 {
         let fours: [f32; 4] = std::array::from_fn(|i| self.0[i] + self.0[i + 4]);
         (fours[0] + fours[2]) + (fours[1] + fours[3])
@@ -149,6 +153,13 @@ impl Quads for Array {
     #[inline(always)]
     unsafe fn bytes(codes: [u8; 32]) -> [Self; 4] {
         std::array::from_fn(|byte| Self(std::array::from_fn(|lane| f32::from(codes[4 * lane + byte]))))
+    }
+    #[inline(always)]
+    unsafe fn store_bytes(self, to: *mut i8) -> i32 {
+        let bytes = self.0.map(|value| dot::nearest_byte(value).cast_signed());
+        // SAFETY: as the trait demands.
+        unsafe { to.cast::<[i8; 8]>().write_unaligned(bytes) };
+        bytes.into_iter().map(i32::from).sum()
     }
     #[inline(always)]
     unsafe fn store_pairs(even: Self, odd: Self, to: *mut u16) {

@@ -6,12 +6,12 @@
 
 use std::ops::Range;
 
-use crate::cpu::grouped::{ELEMENTS, GroupedDot, QUAD, QUADS, SLAB, ScaleKind};
+use crate::cpu::grouped::{ELEMENTS, Factor, GroupedDot, QUAD, QUADS, SLAB, ScaleKind};
 use crate::cpu::lanes::Quads;
 use crate::cpu::panels::{GROUP, PANEL, STRIP};
 
-/// Rows from which it pays to unpack codes to bytes first.
-const UNPACK_ROWS: usize = 12;
+/// Rows from which it pays to unpack codes to bytes first, by their planes.
+const UNPACK_ROWS: [usize; 3] = [12, 8, 5];
 /// `PLANES` of codes that are bytes.
 pub(crate) const BYTES: usize = usize::MAX;
 /// `KIND`s, as [`ScaleKind`].
@@ -64,7 +64,7 @@ unsafe fn by_format<V: Quads, const VNNI: bool>(dot: &mut GroupedDot<'_>) {
 unsafe fn stretches<V: Quads, const VNNI: bool, const PLANES: usize, const KIND: u8>(dot: &mut GroupedDot<'_>) {
     // SAFETY: features and constants are the caller's promise.
     unsafe {
-        if PLANES == BYTES || dot.rows < UNPACK_ROWS {
+        if PLANES == BYTES || dot.rows < UNPACK_ROWS[PLANES] {
             return rows::<V, VNNI, PLANES, KIND>(dot, 0..dot.groups);
         }
         for first in (0..dot.groups).step_by(SLAB) {
@@ -235,6 +235,36 @@ unsafe fn parts<V: Quads, const PLANES: usize, const KIND: u8, const C: usize>(
         }
     }
     (codes, scales)
+}
+
+/// As [`crate::cpu::grouped::quantize`].
+///
+/// # Safety
+/// The target features of `V` are enabled in the caller.
+#[inline(always)]
+pub(crate) unsafe fn quantize<V: Quads>(x: &[f32], codes: &mut [i8], factors: &mut [Factor]) {
+    for ((x, codes), factor) in x.chunks_exact(GROUP).zip(codes.chunks_exact_mut(GROUP)).zip(factors) {
+        // SAFETY: features are the caller's promise; both chunks hold a group, which is a multiple of N.
+        unsafe {
+            let zero = V::splat(0.0);
+            let (mut largest, mut poison) = (zero, zero);
+            for i in (0..GROUP).step_by(V::N) {
+                let x = V::load(x.as_ptr().add(i));
+                largest = x.max(zero.sub(x).max(largest));
+                poison = x.fma(zero, poison);
+            }
+            let largest = largest.largest();
+            let inverse = if largest > 0.0 && largest.is_finite() { 127.0 / largest } else { 0.0 };
+            let mut code_sums = [0; 2];
+            for i in (0..GROUP).step_by(V::N) {
+                // Bounded for what is no number.
+                let x = V::load(x.as_ptr().add(i)).mul(V::splat(inverse)).max(V::splat(-127.0));
+                code_sums[2 * i / GROUP] += x.min(V::splat(127.0)).store_bytes(codes.as_mut_ptr().add(i));
+            }
+            let scale = largest / 127.0 + poison.sum();
+            *factor = Factor { scale, sum: scale * (code_sums[0] + code_sums[1]) as f32, code_sums };
+        }
+    }
 }
 
 /// Codes of two quads.

@@ -58,7 +58,7 @@ impl Table {
 macro_rules! vector_table {
     ($isa:expr, $vector:ty $(, $features:literal)?) => {{
         use crate::cpu::dot::{self, Dot};
-        use crate::cpu::grouped::{self, Factor, GroupedDot, Unpack};
+        use crate::cpu::grouped::{Factor, GroupedDot, Unpack};
         use crate::cpu::table::Table;
         use crate::cpu::{simd, simd_grouped, simd_unpack};
         use crate::op::{elementwise, norm, rope};
@@ -98,7 +98,8 @@ macro_rules! vector_table {
         }
         $(#[target_feature(enable = $features)])?
         unsafe fn quantize_groups(x: &[f32], codes: &mut [i8], factors: &mut [Factor]) {
-            grouped::quantize(x, codes, factors);
+            // SAFETY: as above.
+            unsafe { simd_grouped::quantize::<$vector>(x, codes, factors) }
         }
         $(#[target_feature(enable = $features)])?
         unsafe fn widen(from: &[u16], to: &mut [f32]) {

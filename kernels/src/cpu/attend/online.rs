@@ -113,8 +113,10 @@ unsafe fn score_block<P: Product, const R: usize, const C: usize>(
         let mut sums: Sums<P::V, R, C> = [[[P::V::splat(0.0); 2]; C]; R];
         let mut panels = [stripe.keys[tile]; C];
         panels.copy_from_slice(&stripe.keys[tile..tile + C]);
+        let mut ahead = [stripe.next_keys[tile]; C];
+        ahead.copy_from_slice(&stripe.next_keys[tile..tile + C]);
         let queries = &work.query[row * words..][..R * words];
-        add_products::<P, R, C>(&mut sums, (queries.as_ptr(), words), panels, groups);
+        add_products::<P, R, C>(&mut sums, (queries.as_ptr(), words), panels, ahead, groups);
         for (r, sums) in sums.iter().enumerate() {
             let scores = &mut work.weights[(row + r) * STRIPE + tile * TILE..][..C * TILE];
             for (c, sums) in sums.iter().enumerate() {
@@ -254,10 +256,12 @@ unsafe fn mix_block<P: Product, const R: usize, const C: usize>(
         for tile in stripe.tiles.clone() {
             let weights = weights.as_ptr().add(tile * TILE / P::GROUP * P::WORDS);
             let mut panels = [stripe.values[tile]; C];
-            for (c, place) in panels.iter_mut().enumerate() {
+            let mut ahead = [stripe.next_values[tile]; C];
+            for (c, (place, ahead)) in panels.iter_mut().zip(&mut ahead).enumerate() {
                 *place = place.add((panel + c) * TILE * TILE);
+                *ahead = ahead.wrapping_add((panel + c) * TILE * TILE);
             }
-            add_products::<P, R, C>(&mut sums, (weights, STRIPE), panels, TILE / P::GROUP);
+            add_products::<P, R, C>(&mut sums, (weights, STRIPE), panels, ahead, TILE / P::GROUP);
         }
         for r in 0..R {
             for c in 0..C {

@@ -25,6 +25,9 @@ pub(crate) struct Stripe<E> {
     pub(crate) keys: [*const E; TILES],
     /// `value_stride / 16` panels of sixteen steps of depth for each tile in use.
     pub(crate) values: [*const E; TILES],
+    /// What to ask for while a tile is used: that of the next stripe if there is one in the cache, else the same.
+    pub(crate) next_keys: [*const E; TILES],
+    pub(crate) next_values: [*const E; TILES],
 }
 
 impl<E: Copy> Stripe<E> {
@@ -40,8 +43,9 @@ impl<E: Copy> Stripe<E> {
     ) -> Self {
         let start = positions.start / STRIPE * STRIPE;
         let tiles = (positions.start - start) / TILE..(positions.end - start).div_ceil(TILE);
+        let nowhere = [std::ptr::null(); TILES];
         let mut stripe =
-            Self { positions, start, tiles, keys: [std::ptr::null(); TILES], values: [std::ptr::null(); TILES] };
+            Self { positions, start, tiles, keys: nowhere, values: nowhere, next_keys: nowhere, next_values: nowhere };
         for tile in stripe.tiles.clone() {
             let first = start + tile * TILE;
             let seen = stripe.positions.start.max(first)..stripe.positions.end.min(first + TILE);
@@ -53,6 +57,8 @@ impl<E: Copy> Stripe<E> {
                 let scratch = &mut work.values[tile * values..][..values];
                 stripe.values[tile] = tile_of::<P>(unit, &unit.values, &seen, scratch);
             }
+            stripe.next_keys[tile] = later::<P>(unit, &unit.keys, first + STRIPE).unwrap_or(stripe.keys[tile]);
+            stripe.next_values[tile] = later::<P>(unit, &unit.values, first + STRIPE).unwrap_or(stripe.values[tile]);
             if matches!(unit.keys.data, CacheData::Int8(_)) {
                 load_scales(unit, work, &seen, start);
             }
@@ -72,14 +78,14 @@ unsafe fn tile_of<P: Product>(
     if !region.layout.is_tiled() {
         return gather::<P>(unit, region, seen, scratch);
     }
-    let (run, offset) = unit.place(region, seen.start);
-    let (at, len) = (run + offset / TILE * TILE * region.layout.dim, TILE * region.layout.dim);
-    // The kernel was chosen by the format, so that elements are what they are cast to.
+    if let Some(tile) = in_cache::<P>(unit, region, seen.start) {
+        return tile;
+    }
+    let Range { start: at, end } = tile_at(unit, region, seen.start);
     match region.data {
-        CacheData::F32(values) => values[at..at + len].as_ptr().cast(),
-        CacheData::Bf16(values) => values[at..at + len].as_ptr().cast(),
+        CacheData::F32(_) | CacheData::Bf16(_) => unreachable!("in the cache as they are wanted"),
         CacheData::F16(values) => {
-            let values = &values[at..at + len];
+            let values = &values[at..end];
             for (target, values) in scratch.chunks_exact_mut(TILE).zip(values.chunks_exact(TILE)) {
                 for i in (0..TILE).step_by(<P::V as Lanes>::N) {
                     // SAFETY: features are the caller's promise; both chunks hold sixteen elements, a multiple of N.
@@ -90,13 +96,42 @@ unsafe fn tile_of<P: Product>(
         }
         CacheData::Int8(values) => {
             let target = elements_of::<P>(scratch);
-            let values = &values[at..at + len];
+            let values = &values[at..end];
             for (target, &value) in target.iter_mut().zip(values) {
                 *target = P::Element::integer(value);
             }
             target.as_ptr()
         }
     }
+}
+
+/// Where in a tiled region the tile of a position lies.
+#[inline(always)]
+fn tile_at(unit: &Unit<'_>, region: &Region<'_>, position: usize) -> Range<usize> {
+    let (run, offset) = unit.place(region, position);
+    let len = TILE * region.layout.dim;
+    let at = run + offset / TILE * len;
+    at..at + len
+}
+
+/// The tile of a position, where the cache has it as `P` wants it.
+#[inline(always)]
+fn in_cache<P: Product>(unit: &Unit<'_>, region: &Region<'_>, position: usize) -> Option<*const P::Element> {
+    if !region.layout.is_tiled() {
+        return None;
+    }
+    // The kernel was chosen by the format, so that elements are what they are cast to.
+    match region.data {
+        CacheData::F32(values) => Some(values[tile_at(unit, region, position)].as_ptr().cast()),
+        CacheData::Bf16(values) => Some(values[tile_at(unit, region, position)].as_ptr().cast()),
+        CacheData::F16(_) | CacheData::Int8(_) => None,
+    }
+}
+
+/// The tile of a position that comes later, if there is one and the cache has it as `P` wants it.
+#[inline(always)]
+fn later<P: Product>(unit: &Unit<'_>, region: &Region<'_>, position: usize) -> Option<*const P::Element> {
+    (position < unit.end()).then(|| in_cache::<P>(unit, region, position)).flatten()
 }
 
 /// Brings a tile from a region that lies row by row into scratch, padded with zeros.

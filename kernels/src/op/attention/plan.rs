@@ -7,8 +7,10 @@ use crate::op::attention::PARTITION;
 use crate::op::attention::unit::{Dims, Unit};
 use crate::step::HostInputs;
 
-/// Jobs a thread should find to do, so that threads end together.
-const JOBS_PER_THREAD: usize = 16;
+/// Jobs a thread should find to do, so that threads end together; each begins with tiles that nothing has prefetched.
+const JOBS_PER_THREAD: usize = 6;
+/// Most numbers that partitions' states take; what would need more is not split.
+const PARTIALS_MAX: usize = 8 << 20;
 
 /// One unit, or some partitions of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,11 +71,15 @@ impl Plan {
         let tiles = |sequence| tiles(dims, host, window, sequence);
         self.work = groups * (0..host.n_sequences()).flat_map(tiles).map(|tile| cost(&tile)).sum::<usize>();
         let splits = threads > 1 && self.work >= PARALLEL_WORK;
-        let cost_max = if splits { self.work / (threads * JOBS_PER_THREAD) } else { usize::MAX };
+        let cost_max = self.work / (threads * JOBS_PER_THREAD);
         for sequence in 0..host.n_sequences() {
             for tile in tiles(sequence) {
                 let partitions = tile.span.start / PARTITION..tile.span.end.div_ceil(PARTITION);
-                let n = (partitions.len() * cost_max.max(1) / cost(&tile).max(1)).clamp(1, partitions.len());
+                let needed = groups * partitions.len() * dims.partial_len(tile.n_queries);
+                let n = match splits && self.partials + needed <= PARTIALS_MAX {
+                    true => (partitions.len() * cost_max / cost(&tile).max(1)).clamp(1, partitions.len()),
+                    false => partitions.len(),
+                };
                 (0..groups).for_each(|heads| self.push(dims, (sequence, heads), &tile, &partitions, n));
             }
         }

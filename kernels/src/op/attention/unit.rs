@@ -79,6 +79,11 @@ impl Unit<'_> {
         self.n_queries * self.heads.len()
     }
 
+    /// The position after its last query.
+    pub(crate) fn end(&self) -> usize {
+        self.position + self.n_queries
+    }
+
     /// Numbers that one partition's state takes.
     pub(crate) fn partial_len(&self) -> usize {
         self.dims.partial_len(self.n_queries)
@@ -106,7 +111,7 @@ impl Unit<'_> {
     #[inline(always)]
     pub(crate) fn span(&self, partition: usize) -> Range<usize> {
         let (first, end) = (partition * PARTITION, (partition + 1) * PARTITION);
-        self.visible(0).start.max(first)..(self.position + self.n_queries).min(end)
+        self.visible(0).start.max(first)..self.end().min(end)
     }
 
     /// Positions that a row sees.
