@@ -5,12 +5,11 @@ import json
 import process
 from place import many
 
-# Name, file in the models folder, decode batches, and llama.cpp's ways to keep the weights.
-# Its repacked weights are faster in some cells and slower in others, so both are measured and the better one counts.
+# Name, file in the models folder, decode batches, and whether weights are quantised.
 MODELS = {
-    "SmolLM2 bf16": ("SmolLM2-135M-Instruct.BF16.gguf", (1, 8, 32), ("repack",)),
-    "SmolLM2 Q4_1": ("SmolLM2-135M-Instruct.Q4_1.gguf", (1, 8, 32), ("repack", "no repack")),
-    "Gemma3-270m Q4_K_M": ("gemma-3-270m-q4_k_m.gguf", (1, 8), ("repack", "no repack")),
+    "SmolLM2 bf16": ("SmolLM2-135M-Instruct.BF16.gguf", (1, 8, 32), False),
+    "SmolLM2 Q4_1": ("SmolLM2-135M-Instruct.Q4_1.gguf", (1, 8, 32), True),
+    "Gemma3-270m Q4_K_M": ("gemma-3-270m-q4_k_m.gguf", (1, 8), True),
 }
 PROMPT = 512
 # Decode runs behind this many tokens of each sequence, and makes so many.
@@ -22,6 +21,8 @@ class LlamaCpp:
     """llama-bench for prefill, llama-batched-bench for decode, in huge pages."""
 
     name = "llama.cpp"
+    # Its repacked weights are faster in some cells and slower in others.
+    variants = ("repack", "no repack")
 
     def __init__(self, place):
         self.place = place
@@ -29,7 +30,7 @@ class LlamaCpp:
     def measure(self, model, threads, variant):
         """One run of a model: a value for each test."""
         file, batches, _ = MODELS[model]
-        path, repack = self.place.model(file), variant == "repack"
+        path, repack = self.place.model(file), variant != "no repack"
         common = ["-t", threads, "-lm", "none"]
         prefill = ["-m", path, *common, "-p", PROMPT, "-n", 0, "-r", 3, "--repack", int(repack), "-o", "json"]
         tests = {f"prefill {PROMPT}": json.loads(self._run("llama-bench", prefill))[0]["avg_ts"]}
@@ -51,14 +52,17 @@ class Tessera:
     """`tessera bench engine`."""
 
     name = "Tessera"
+    # Activations of 8 bits, as llama.cpp has them, and of bf16, which is the default.
+    variants = ("int8", "stored")
 
     def __init__(self, place):
         self.place = place
 
-    def measure(self, model, threads, _variant):
+    def measure(self, model, threads, variant):
         """One run of a model: a value and a bound for each test."""
         file, batches, _ = MODELS[model]
         command = [self.place.tessera, "bench", "engine", "--model", self.place.model(file), "--threads", threads]
+        command += ["--dtype", variant or "stored"]
         command += ["--prompt", PROMPT, "--batch", ",".join(map(str, batches)), "--repetitions", 3, "--json"]
         command += ["--context", CONTEXT, "--decode-steps", GENERATED]
         results = json.loads(process.run(command, DEADLINE_S, log=self.place.log("tessera-engine")))
@@ -78,7 +82,8 @@ class Section:
         self.threads = options.threads
         self.notes = [
             f"prefill {PROMPT}: one prompt of {PROMPT} tokens; decode B: B sequences behind {CONTEXT} tokens each",
-            "llama.cpp with GLIBC_TUNABLES=glibc.malloc.hugetlb=1 and load mode none; of its two ways to keep quantised weights the better one counts",
+            "llama.cpp with GLIBC_TUNABLES=glibc.malloc.hugetlb=1 and load mode none; quantised weights repacked or not: the better one counts",
+            "Tessera with quantised weights: activations of 8 bits (`int8`), as llama.cpp has them, or of bf16 (`stored`, the default): the better one counts",
         ]
 
     def rounds(self, order):
@@ -86,14 +91,13 @@ class Section:
         for model in self.models:
             for threads in self.threads:
                 for subject in order(self.subjects):
-                    variants = MODELS[model][2] if subject.name == "llama.cpp" else (None,)
+                    variants = subject.variants if MODELS[model][2] else (None,)
                     for variant in variants:
                         label = ", ".join(filter(None, [subject.name, model, many(threads), variant]))
                         yield label, lambda s=subject, m=model, t=threads, v=variant: self.run(s, m, t, v)
 
     def run(self, subject, model, threads, variant):
         """Measures one subject; returns measurements without their repeat and load."""
-        several = len(MODELS[model][2]) > 1
         return [
             {
                 "cell": f"{model}, {many(threads)}, {test}",
@@ -101,7 +105,7 @@ class Section:
                 "subject": subject.name,
                 "value": value,
                 "bound": bound,
-                "variant": variant if several else None,
+                "variant": variant,
             }
             for test, (value, bound) in subject.measure(model, threads, variant).items()
         ]
