@@ -43,8 +43,9 @@ pub struct Config {
     /// Model files: a Hugging Face folder or a GGUF file.
     pub model: PathBuf,
     /// Folder that keeps packed weights, as large as the model, so that the next start reads them instead of packing:
-    /// the eight newest files stay. Empty keeps none; absent takes `packed` in the model cache (`TESSERA_HOME`, else
-    /// `~/.cache/tessera`) when the `tessera` binary starts the worker, else keeps none.
+    /// the eight files used last stay, and together they take at most half of what they and the disk's free space are;
+    /// a model that alone takes more is not kept. Empty keeps none; absent takes `packed` in the model cache
+    /// (`TESSERA_HOME`, else `~/.cache/tessera`) when the `tessera` binary starts the worker, else keeps none.
     pub packed_cache: Option<PathBuf>,
     /// Name that clients ask for; empty takes the one the files suggest.
     pub model_name: String,

@@ -61,6 +61,7 @@ pub(crate) fn load(config: &Config) -> Result<Loaded, Error> {
     let positions_max = Some(engine_config.length_max() as usize);
     let keeping = Keeping::begin(config, &files, &ops);
     let model = models::load(&files, Arc::clone(&ops) as Arc<dyn Ops>, LoadOptions { limits, positions_max })?;
+    let is_kept = keeping.is_some();
     let unwritten = keeping.and_then(|keeping| keeping.finish(&ops));
     let layout = model.kv_spec().layout(BlockOrder::HeadsFirst, config.block_size, config.cache_dtype());
     let kv = KvCache::allocate(ops.as_ref(), layout, engine_config.n_blocks as usize)?;
@@ -77,7 +78,7 @@ pub(crate) fn load(config: &Config) -> Result<Loaded, Error> {
         context_length = engine_config.context_length,
         numerics,
         threads,
-        warm = config.keeps_packed().is_some() && unwritten.is_none(),
+        warm = is_kept && unwritten.is_none(),
         seconds = loaded.duration_since(began).as_secs_f64(),
         warm_up_seconds = clock::now().duration_since(loaded).as_secs_f64(),
         "model loaded"

@@ -1,26 +1,24 @@
-//! Packed weights between starts: which file keeps them, when it is written, and how many files stay.
+//! Packed weights between starts: which file keeps them and when it is written.
+
+mod folder;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, UNIX_EPOCH};
 use std::{fs, io};
 
-use daemon::clock;
 use daemon::task::Tasks;
 use kernels::{CpuOps, PackedCopies, PackedFile, PackedFileError};
 use models::ModelFiles;
 
 use crate::config::Config;
-
-/// Files that stay in the folder, newest first.
-const FILES_MAX: usize = 8;
-/// Age after which a file that was never finished is nobody's.
-const ABANDONED: Duration = Duration::from_secs(3_600);
+use folder::{Folder, TooLarge, note_use};
 
 /// A model is being loaded, and its packed weights are kept.
 pub(crate) struct Keeping {
     file: PackedFile,
+    /// Whether the file was read.
+    is_read: bool,
 }
 
 impl Keeping {
@@ -32,22 +30,40 @@ impl Keeping {
     /// written to the disk below it.
     pub(crate) fn begin(config: &Config, files: &ModelFiles, ops: &CpuOps) -> Option<Self> {
         let folder = config.keeps_packed()?;
+        if folder.exists() && !folder.is_dir() {
+            tracing::warn!("worker.packed_cache: {} is not a folder; packed weights are not kept", folder.display());
+            return None;
+        }
+        Folder(folder).clean();
         let identity = [&files.model_fingerprint().0[..], &files.weight_stamps()].concat();
         let file = PackedFile::in_folder(folder, &identity, config.compute_dtype());
-        match ops.begin_packing(&file) {
+        let begun = ops.begin_packing(&file);
+        let is_read = begun.is_ok();
+        match begun {
             Ok(()) => {}
             Err(PackedFileError::Io(error)) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => {
                 let path = file.path().display();
                 tracing::warn!(%path, %error, "packed weights are made again: the file that keeps them is no good");
+                if matches!(error, PackedFileError::Damaged(_)) {
+                    discard(file.path());
+                }
             }
         }
-        Some(Self { file })
+        Some(Self { file, is_read })
     }
 
     /// Ends it after the last weight; `None` when the file has all of them.
     pub(crate) fn finish(self, ops: &CpuOps) -> Option<Unwritten> {
-        Some(Unwritten { copies: ops.finish_packing()?, file: self.file })
+        let Some(copies) = ops.finish_packing() else {
+            note_use(self.file.path());
+            return None;
+        };
+        if self.is_read {
+            // It has other weights than the model.
+            discard(self.file.path());
+        }
+        Some(Unwritten { copies, file: self.file })
     }
 }
 
@@ -71,15 +87,24 @@ impl Unwritten {
 
     fn write_now(self, stop: &AtomicBool) {
         let path = self.file.path();
-        match self.copies.write(&self.file, stop) {
-            Ok(()) => {
-                tracing::info!(path = %path.display(), mb = self.copies.n_bytes() >> 20, "packed weights are kept");
-                path.parent().into_iter().for_each(keep_newest);
-            }
+        let folder = Folder(path.parent().unwrap_or(Path::new(".")));
+        let (shown, n_bytes) = (path.display(), self.copies.n_bytes() as u64);
+        folder.clean();
+        let written = folder.begin_writing().and_then(|_lock| {
+            folder.make_room(path, n_bytes, folder.bytes_free()).map_err(|TooLarge { bytes_max }| {
+                let [mb, mb_max] = [n_bytes, bytes_max].map(|bytes| bytes >> 20);
+                io::Error::new(
+                    io::ErrorKind::StorageFull,
+                    format!("they have {mb} MB, half of the disk's free space is {mb_max} MB"),
+                )
+            })?;
+            self.copies.write(&self.file, stop)
+        });
+        match written {
+            Ok(()) => tracing::info!(path = %shown, mb = n_bytes >> 20, "packed weights are kept"),
             Err(_) if stop.load(Ordering::Relaxed) => {}
             Err(error) => {
-                let path = path.display();
-                tracing::warn!(%path, %error, "cannot keep packed weights; worker.packed_cache names another folder");
+                tracing::warn!(path = %shown, %error, "cannot keep packed weights; worker.packed_cache names another folder");
             }
         }
     }
@@ -96,50 +121,8 @@ impl Drop for Writing {
     }
 }
 
-/// Deletes all but the newest files of packed weights, and what processes that were killed have left.
-fn keep_newest(folder: &Path) {
-    let mut kept = Vec::new();
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-        let Ok(modified) = entry.metadata().and_then(|about| about.modified()) else { continue };
-        let (path, name) = (entry.path(), entry.file_name());
-        if path.extension().is_some_and(|extension| extension == PackedFile::EXTENSION) {
-            kept.push((modified, path));
-        } else if name.to_string_lossy().starts_with(PackedFile::TEMPORARY)
-            && modified + ABANDONED < UNIX_EPOCH + Duration::from_millis(clock::unix_ms())
-        {
-            // Another worker may be doing the same; who is late finds nothing.
-            let _ = fs::remove_file(path);
-        }
-    }
-    kept.sort();
-    for (_, path) in kept.iter().rev().skip(FILES_MAX) {
-        let _ = fs::remove_file(path);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::fs::File;
-
-    use super::*;
-
-    #[test]
-    fn the_newest_files_stay_and_abandoned_ones_go() {
-        let folder = tempfile::tempdir().unwrap();
-        let make = |name: String, age: u64| {
-            let path = folder.path().join(name);
-            let file = File::create(&path).unwrap();
-            file.set_modified(UNIX_EPOCH + Duration::from_millis(clock::unix_ms()) - Duration::from_secs(age)).unwrap();
-            path
-        };
-        let packed: Vec<_> =
-            (0..12).map(|age| make(format!("{age}.{}", PackedFile::EXTENSION), age * 10_000)).collect();
-        let other = make("other".to_owned(), 1_000_000);
-        let [fresh, old] = [60, 7_200].map(|age| make(format!("{}{age}", PackedFile::TEMPORARY), age));
-        keep_newest(folder.path());
-        assert!(other.exists() && fresh.exists() && !old.exists());
-        assert!(packed[..FILES_MAX].iter().all(|path| path.exists()));
-        assert!(!packed[FILES_MAX..].iter().any(|path| path.exists()));
-        keep_newest(&folder.path().join("absent"));
-    }
+/// Deletes a file that is to be written again, whose room a full disk may need for that.
+fn discard(path: &Path) {
+    // What cannot be deleted may still be replaced.
+    let _ = fs::remove_file(path);
 }
