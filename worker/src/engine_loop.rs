@@ -24,6 +24,8 @@ use tokio::sync::watch;
 
 pub(crate) use desk::Stepped;
 use desk::{ExecutorThread, panic_text};
+#[cfg(test)]
+pub(crate) use handle::assemble;
 pub(crate) use handle::{Bounds, EngineHandle, EngineThread, start};
 use metrics::Metrics;
 
@@ -104,6 +106,8 @@ impl EngineLoop {
         let mut turn = Turn::GoOn;
         for event in events.drain(..) {
             match event {
+                // Its requests have ended.
+                Event::Stepped(_) if turn == Turn::Stop => {}
                 Event::Stepped(stepped) => self.retire(stepped)?,
                 Event::Submit(submission) => self.submit(*submission),
                 Event::Abort { id, ticket } => self.abort(id, ticket),
@@ -112,11 +116,12 @@ impl EngineLoop {
                     let _ = reply.send(self.kv.view(&mut self.engine));
                 }
                 Event::Drain(error) => self.draining = Some(error),
+                // What came after it is told why, too.
                 Event::Stop(error) => {
                     self.inbox.close(error.clone());
                     self.fail_all(&error);
+                    self.draining = Some(error);
                     turn = Turn::Stop;
-                    break;
                 }
             }
         }

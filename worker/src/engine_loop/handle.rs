@@ -56,6 +56,25 @@ pub(crate) fn start(
     executor: Box<dyn Executor>,
     bounds: Bounds,
 ) -> std::io::Result<(EngineHandle, EngineThread)> {
+    let (handle, engine_loop) = assemble(id, engine, executor, bounds)?;
+    let (ended_sender, ended) = oneshot::channel();
+    let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || {
+        // Nobody waits for the end when the process is torn down.
+        let _ = ended_sender.send(engine_loop.run());
+    })?;
+    Ok((handle, EngineThread { thread, ended }))
+}
+
+/// Puts together what [`start`] runs, and starts the executor's thread.
+///
+/// # Errors
+/// When the system refuses a thread.
+pub(crate) fn assemble(
+    id: EngineId,
+    engine: Engine,
+    executor: Box<dyn Executor>,
+    bounds: Bounds,
+) -> std::io::Result<(EngineHandle, EngineLoop)> {
     let config = engine.config();
     let inbox = Inbox::new(config.max_waiting as usize, config.retry_after_ms);
     let (occupancy, occupancy_reader) = watch::channel(engine.occupancy(id.clone(), CostCoefficients::default()));
@@ -74,13 +93,8 @@ pub(crate) fn start(
         events: VecDeque::new(),
         outputs: Vec::new(),
     };
-    let (ended_sender, ended) = oneshot::channel();
-    let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || {
-        // Nobody waits for the end when the process is torn down.
-        let _ = ended_sender.send(engine_loop.run());
-    })?;
     let handle = EngineHandle { inbox, occupancy: occupancy_reader, bounds, next_ticket: Arc::new(AtomicU64::new(0)) };
-    Ok((handle, EngineThread { thread, ended }))
+    Ok((handle, engine_loop))
 }
 
 impl EngineHandle {

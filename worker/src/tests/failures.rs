@@ -4,11 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use contract::error::RequestError;
+use contract::ids::{DataRank, EngineId, Incarnation, WorkerId};
+use engine::Engine;
+use futures::StreamExt as _;
 use proto::status::from_status;
 
-use super::fake::{Behaviour, answer};
-use super::harness::{Gate, config, start_fake};
+use super::fake::{Behaviour, Fake, answer};
+use super::harness::{Gate, config, engine_config, request, start_fake};
 use crate::Error;
+use crate::engine_loop::{Bounds, assemble};
 
 async fn break_with(choose: impl Fn(&Behaviour) -> Arc<AtomicBool>, says: &str) {
     let gate = Gate::default();
@@ -96,4 +100,22 @@ async fn the_end_of_grace_ends_requests_with_an_error() {
     gate.open();
     drop(running);
     worker.ended().await.unwrap();
+}
+
+#[tokio::test]
+async fn requests_before_and_after_a_stop_are_told_why() {
+    let id = EngineId { worker: WorkerId::new("stopped"), incarnation: Incarnation(1), data_rank: DataRank(0) };
+    let executor = Box::new(Fake::new(8, Behaviour::default()));
+    let bounds = Bounds { reader_tokens_max: 64, kv_batches_max: 1 };
+    let (handle, engine_loop) = assemble(id, Engine::new(engine_config(64)).unwrap(), executor, bounds).unwrap();
+    let why = RequestError::ShuttingDown("the worker".to_owned());
+    // All of it is one batch, for nothing runs yet.
+    let before = handle.submit(request("fake".into(), &[1, 2], 9)).unwrap();
+    handle.stop(why.clone());
+    let after = handle.submit(request("fake".into(), &[3, 4], 9)).unwrap();
+    engine_loop.run().unwrap();
+    for mut reader in [before, after] {
+        assert_eq!(reader.next().await, Some(Err(why.clone())));
+    }
+    assert_eq!(handle.submit(request("fake".into(), &[5], 9)).err(), Some(why));
 }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use contract::hash::HashKey;
-use contract::ids::{EngineId, RequestId, Token};
+use contract::ids::{EngineId, ModelName, RequestId, Token};
 use contract::model::{Fingerprint, ModelIdentity};
 use contract::occupancy::BlockCounts;
 use contract::request::{GenerateRequest, SamplingParams, StopParams};
@@ -72,9 +72,9 @@ pub(super) fn config() -> Config {
     config
 }
 
-/// Starts a worker with the fake executor.
-pub(super) async fn start_fake(config: Config, n_blocks: u32, behaviour: Behaviour) -> Worker {
-    let engine = EngineConfig {
+/// Bounds of an engine over the fake executor.
+pub(super) fn engine_config(n_blocks: u32) -> EngineConfig {
+    EngineConfig {
         block_size: 4,
         n_blocks,
         max_running: 8,
@@ -86,7 +86,12 @@ pub(super) async fn start_fake(config: Config, n_blocks: u32, behaviour: Behavio
         retry_after_ms: 10,
         hash_key: HashKey([7; 32]),
         model: Fingerprint([1; 16]),
-    };
+    }
+}
+
+/// Starts a worker with the fake executor.
+pub(super) async fn start_fake(config: Config, n_blocks: u32, behaviour: Behaviour) -> Worker {
+    let engine = engine_config(n_blocks);
     let identity = ModelIdentity {
         name: "fake".into(),
         block_size: engine.block_size,
@@ -105,6 +110,26 @@ pub(super) async fn start_fake(config: Config, n_blocks: u32, behaviour: Behavio
         Box::pin(crate::run::serve(config, listener, loaded, shutdown)).await
     })
     .await
+}
+
+/// A greedy request.
+pub(super) fn request(model: ModelName, prompt: &[Token], max_tokens: u32) -> GenerateRequest {
+    GenerateRequest {
+        id: RequestId(daemon::random::u128()),
+        attempt: 0,
+        model,
+        prompt: prompt.to_vec(),
+        generated: vec![],
+        tenant: "default".into(),
+        cache_salt: String::new(),
+        adapter: String::new(),
+        priority: 0,
+        deadline: None,
+        sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
+        stop: StopParams { token_ids: vec![], min_tokens: 0, max_tokens },
+        logprobs: None,
+        prompt_logprobs: None,
+    }
 }
 
 /// Starts a worker on a real model.
@@ -132,22 +157,7 @@ where
 
 impl Worker {
     pub(super) fn request(&self, prompt: &[Token], max_tokens: u32) -> GenerateRequest {
-        GenerateRequest {
-            id: RequestId(daemon::random::u128()),
-            attempt: 0,
-            model: self.identity.name.clone(),
-            prompt: prompt.to_vec(),
-            generated: vec![],
-            tenant: "default".into(),
-            cache_salt: String::new(),
-            adapter: String::new(),
-            priority: 0,
-            deadline: None,
-            sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
-            stop: StopParams { token_ids: vec![], min_tokens: 0, max_tokens },
-            logprobs: None,
-            prompt_logprobs: None,
-        }
+        request(self.identity.name.clone(), prompt, max_tokens)
     }
 
     pub(super) async fn open(&self, request: &GenerateRequest) -> Result<Streaming<wire::GenerateFrame>, Status> {
