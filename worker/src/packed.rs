@@ -85,7 +85,8 @@ impl Unwritten {
         Writing { stop }
     }
 
-    fn write_now(self, stop: &AtomicBool) {
+    /// Writes them and returns when they are written, or cannot be.
+    pub(crate) fn write_now(self, stop: &AtomicBool) {
         let path = self.file.path();
         let folder = Folder(path.parent().unwrap_or(Path::new(".")));
         let (shown, n_bytes) = (path.display(), self.copies.n_bytes() as u64);

@@ -7,3 +7,4 @@ mod generate;
 mod harness;
 mod kv;
 mod model;
+mod packed;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use super::harness::{config, start_model};
 use crate::config::WeightDtype;
 
-fn fixture(name: &str) -> PathBuf {
+pub(super) fn fixture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/tiny").join(name)
 }
 
