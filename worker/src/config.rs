@@ -20,7 +20,8 @@ pub enum WeightDtype {
     /// As they are stored: quantised formats stay quantised in memory and become bf16 as they are multiplied.
     #[default]
     Stored,
-    /// Rounded to bf16 at load: the same results, more memory, less time where batches are small.
+    /// Rounded to bf16 at load: the same bits as `Stored` for quantised and bf16 files, f16 and f32 lose some of theirs;
+    /// more memory, less time where batches are small.
     Bf16,
     /// Kept or widened to f32: for comparison with references.
     F32,
@@ -51,7 +52,8 @@ pub struct Config {
     pub model_name: String,
     /// Format of weights in memory.
     pub dtype: WeightDtype,
-    /// Format of cached keys and values, `bf16`, `f16`, `int8` or `f32`; absent takes that of the weights.
+    /// Format of cached keys and values, `bf16`, `f16`, `int8` or `f32`; absent takes `f32` with `dtype` `f32`,
+    /// else `bf16`.
     pub kv_dtype: Option<KvDtype>,
     /// Tokens in a KV block, the same on all workers of a model.
     pub block_size: u32,
