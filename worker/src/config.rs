@@ -1,13 +1,13 @@
 //! What a worker is told at start.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use contract::hash::HashKey;
 use contract::kv::KvDtype;
 use daemon::announce::Announce;
 use daemon::server::ServerConfig;
-use kernels::ComputeDtype;
+use kernels::{ComputeDtype, ISA_VARIABLE, Isa};
 use membership::MembershipConfig;
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +20,7 @@ pub enum WeightDtype {
     /// As they are stored: quantised formats stay quantised in memory and become bf16 as they are multiplied.
     #[default]
     Stored,
-    /// Rounded to bf16 at load: the same bits as `Stored` for quantised and bf16 files, f16 and f32 lose some of theirs;
+    /// Rounded to bf16 at load: the same bits as `Stored` for quantised and bf16 files, fewer for f16 and f32 files;
     /// more memory, less time where batches are small.
     Bf16,
     /// Kept or widened to f32: for comparison with references.
@@ -159,7 +159,7 @@ impl Config {
     ///
     /// # Errors
     /// The first value out of range, with the range.
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    pub fn check(&self) -> Result<(), Error> {
         let within = |field, value: u64, least: u64, most: u64| match (least..=most).contains(&value) {
             true => Ok(()),
             false => Err(engine::ConfigError { field, value, want: format!("{least} to {most}") }),
@@ -169,7 +169,18 @@ impl Config {
         within("kv_snapshot_blocks_max", self.kv_snapshot_blocks_max as u64, 1, 1 << 16)?;
         within("reader_tokens_max", self.reader_tokens_max.into(), 1, 1 << 24)?;
         within("watermark_percent", self.watermark_percent.into(), 0, 99)?;
-        Ok(())
+        self.isa().map(drop)
+    }
+
+    /// The instruction set that is named, here or in the environment.
+    pub(crate) fn isa(&self) -> Result<Option<Isa>, Error> {
+        let (setting, name) = match self.cpu.trim() {
+            "" => (ISA_VARIABLE, std::env::var(ISA_VARIABLE).unwrap_or_default()),
+            name => ("worker.cpu", name.to_owned()),
+        };
+        let parse = |name: &str| name.parse::<Isa>().and_then(|isa| isa.check().map(|()| isa));
+        let name = Some(name.trim()).filter(|name| !name.is_empty());
+        name.map(parse).transpose().map_err(|source| Error::Cpu { setting, source })
     }
 
     /// Reads the hash key.
@@ -187,9 +198,11 @@ impl Config {
         Ok(HashKey(key))
     }
 
-    /// The folder of packed weights, if they are kept.
-    pub(crate) fn keeps_packed(&self) -> Option<&Path> {
-        self.packed_cache.as_deref().filter(|folder| !folder.as_os_str().is_empty())
+    /// The folder of packed weights, if they are kept; `~/` at its start is the home folder, as a shell would have it.
+    pub(crate) fn keeps_packed(&self) -> Option<PathBuf> {
+        let folder = self.packed_cache.as_deref().filter(|folder| !folder.as_os_str().is_empty())?;
+        let in_home = folder.strip_prefix("~").ok().and_then(|rest| Some(std::env::home_dir()?.join(rest)));
+        Some(in_home.unwrap_or_else(|| folder.to_owned()))
     }
 
     pub(crate) fn compute_dtype(&self) -> ComputeDtype {
@@ -237,6 +250,16 @@ mod tests {
         assert!(error(Config { kv_batches_max: usize::MAX, ..Config::default() }).contains("kv_batches_max"));
         assert!(error(Config { reader_tokens_max: 0, ..Config::default() }).contains("reader_tokens_max is 0"));
         assert!(error(Config { watermark_percent: 500, ..Config::default() }).contains("watermark_percent"));
+        assert!(error(Config { cpu: " mmx ".to_owned(), ..Config::default() }).contains("worker.cpu"));
+        assert!(Config { cpu: " scalar ".to_owned(), ..Config::default() }.check().is_ok());
+    }
+
+    #[test]
+    fn the_folder_of_packed_weights_may_be_in_the_home_folder() {
+        let folder = |path: &str| Config { packed_cache: Some(path.into()), ..Config::default() }.keeps_packed();
+        assert_eq!(folder(""), None);
+        assert_eq!(folder("/a/~/b"), Some("/a/~/b".into()));
+        assert_eq!(folder("~/b"), Some(std::env::home_dir().unwrap().join("b")));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Why a worker cannot run.
+//! Why a worker cannot run. Each message leaves its cause to `source()`, so that a chain says it once.
 
 use daemon::client::AddressError;
 use daemon::server::{BindError, ServeError};
@@ -20,20 +20,28 @@ pub enum Error {
         length: usize,
     },
     /// The model's files cannot be opened.
-    #[error("cannot open the model: {0}")]
+    #[error("cannot open the model")]
     Open(#[from] models::OpenError),
     /// The model cannot be loaded onto the device.
-    #[error("cannot load the model: {0}")]
+    #[error("cannot load the model")]
     Load(#[from] models::LoadError),
     /// The device is not there or has too little memory.
-    #[error("cannot prepare the device: {0}")]
+    #[error("cannot prepare the device")]
     Device(#[from] kernels::Error),
     /// The buffers of a step cannot be made.
-    #[error("cannot prepare the executor: {0}")]
+    #[error("cannot prepare the executor")]
     Executor(#[from] ExecutorError),
     /// A bound of the engine cannot work.
     #[error("worker.{0}")]
-    Engine(#[from] engine::ConfigError),
+    Engine(engine::ConfigError),
+    /// The instruction set is unknown, or this machine lacks it.
+    #[error("{setting} cannot be used")]
+    Cpu {
+        /// Where it is named.
+        setting: &'static str,
+        /// What is wrong with it.
+        source: kernels::Error,
+    },
     /// A value of the model does not fit where it goes.
     #[error("model value {what} = {value} is out of range")]
     ModelValue {
@@ -43,16 +51,16 @@ pub enum Error {
         value: usize,
     },
     /// The system refuses a thread.
-    #[error("cannot start a thread: {0}")]
+    #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),
     /// Loading the model panicked: a defect.
-    #[error("loading the model panicked: {0}")]
+    #[error("loading the model panicked")]
     LoadPanicked(#[source] tokio::task::JoinError),
     /// A scheduler's address cannot be used.
-    #[error("worker.scheduler_addresses: {0}")]
+    #[error("worker.scheduler_addresses cannot be used")]
     Address(#[from] AddressError),
     /// Membership is configured wrongly.
-    #[error("cannot use membership: {0}")]
+    #[error("cannot use membership")]
     Membership(#[from] membership::Error),
     /// The server cannot be built.
     #[error(transparent)]
@@ -60,4 +68,11 @@ pub enum Error {
     /// The engine or its device failed while it ran.
     #[error(transparent)]
     Failed(#[from] EngineFailure),
+}
+
+impl From<engine::ConfigError> for Error {
+    /// Names the value by its path; there is no cause beside it.
+    fn from(error: engine::ConfigError) -> Self {
+        Self::Engine(error)
+    }
 }

@@ -63,7 +63,7 @@ pub enum ExecutorError {
         row: u32,
     },
     /// The device failed.
-    #[error("the device failed: {0}")]
+    #[error(transparent)]
     Device(#[from] kernels::Error),
     /// Anything else, such as a stand-in's own error.
     #[error("{0}")]

@@ -9,7 +9,7 @@ use daemon::clock;
 use daemon::telemetry::metrics::scope;
 use daemon::telemetry::names;
 use engine::{Engine, EngineConfig};
-use kernels::{CpuOps, CpuOptions, Isa, Ops};
+use kernels::{CpuOps, CpuOptions, Ops};
 use models::{KvCache, LoadOptions, ModelFiles};
 
 use crate::config::Config;
@@ -51,7 +51,7 @@ pub(crate) fn load(config: &Config) -> Result<Loaded, Error> {
     let began = clock::now();
     config.check()?;
     let key = config.key()?;
-    let isa = if config.cpu.is_empty() { None } else { Some(config.cpu.parse::<Isa>()?) };
+    let isa = config.isa()?;
     let files = ModelFiles::open(&config.model)?;
     let threads = cores::or_allowed(config.threads);
     let ops = Arc::new(CpuOps::new(&CpuOptions { dtype: config.compute_dtype(), threads, isa })?);
@@ -94,6 +94,14 @@ fn engine_config(config: &Config, files: &ModelFiles, hash_key: HashKey) -> Resu
     let row_bytes = config.cache_dtype().row_bytes(model.head_dim);
     let token_bytes = 2 * model.n_layers() * model.n_kv_heads * row_bytes;
     let n_blocks = config.pool_blocks(token_bytes.saturating_mul(config.block_size as usize), context_length);
+    if u64::from(n_blocks) * u64::from(config.block_size) < u64::from(context_length) {
+        let n_tokens = u64::from(n_blocks) * u64::from(config.block_size);
+        tracing::warn!(
+            n_tokens,
+            context_length,
+            "the pool holds less than one context; worker.kv_cache_mb makes it larger"
+        );
+    }
     let watermark = u64::from(n_blocks) * u64::from(config.watermark_percent.min(90)) / 100;
     Ok(EngineConfig {
         block_size: config.block_size,

@@ -34,9 +34,9 @@ impl Keeping {
             tracing::warn!("worker.packed_cache: {} is not a folder; packed weights are not kept", folder.display());
             return None;
         }
-        Folder(folder).clean();
+        Folder(&folder).clean();
         let identity = [&files.model_fingerprint().0[..], &files.weight_stamps()].concat();
-        let file = PackedFile::in_folder(folder, &identity, config.compute_dtype());
+        let file = PackedFile::in_folder(&folder, &identity, config.compute_dtype());
         let begun = ops.begin_packing(&file);
         let is_read = begun.is_ok();
         match begun {
