@@ -17,7 +17,7 @@ use crate::cpu::table::Table;
 use crate::cpu::{Isa, avx512bf16};
 
 /// The table of this instruction set; its functions run only where [`Isa::Amx`] is available.
-pub(crate) const TABLE: Table = Table { isa: Isa::Amx, dot_bf16, dot_int8, ..avx512bf16::TABLE };
+pub(crate) const TABLE: Table = Table { isa: Isa::Amx, dot_bf16, dot_int8, dot_direct: None, ..avx512bf16::TABLE };
 
 /// Rows of a tile.
 const TILE_ROWS: usize = 16;

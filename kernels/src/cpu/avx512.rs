@@ -197,9 +197,7 @@ impl Quads for __m512 {
     unsafe fn store_pairs_bf16(even: Self, odd: Self, to: *mut u16) {
         // SAFETY: as the trait demands, and AVX512-BF16 is enabled.
         unsafe {
-            let halves: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(odd, even));
-            let pairs = _mm512_permutexvar_epi16(_mm512_loadu_si512(PAIRS.as_ptr().cast()), halves);
-            _mm512_storeu_si512(to.cast(), pairs);
+            _mm512_storeu_si512(to.cast(), pairs(even, odd));
         }
     }
     #[inline(always)]
@@ -227,6 +225,19 @@ unsafe fn rounded_high(value: __m512) -> __m512i {
         let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(tie, _mm512_set1_epi32(0x7fff)));
         let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(value, value);
         _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x40_0000))
+    }
+}
+
+/// Sixteen pairs of bf16, rounded to nearest, ties to even; numbers below 2^-126 become 0.
+///
+/// # Safety
+/// As for [`Lanes`], and AVX512-BF16 is enabled.
+#[inline(always)]
+pub(crate) unsafe fn pairs(even: __m512, odd: __m512) -> __m512i {
+    // SAFETY: as the caller promises; both types are 64 bytes of plain bits.
+    unsafe {
+        let halves: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(odd, even));
+        _mm512_permutexvar_epi16(_mm512_loadu_si512(PAIRS.as_ptr().cast()), halves)
     }
 }
 

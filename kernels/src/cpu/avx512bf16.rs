@@ -4,14 +4,23 @@
 use std::arch::x86_64::*;
 
 use crate::cpu::dot::Dot;
-use crate::cpu::grouped::{GroupedDot, Unpack};
+use crate::cpu::grouped::{DirectDot, GroupedDot, QUADS, ScaleKind, Unpack};
 use crate::cpu::panels::{GROUP, GROUP_INT8, PANEL, STRIP};
+use crate::cpu::simd_grouped::{BYTES, CENTRED, MINIMUM, SUPER_HALVES, SUPER_MINIMUM};
 use crate::cpu::table::Table;
 use crate::cpu::{Isa, avx512, simd_grouped, simd_unpack};
 
 /// The table of this instruction set; its functions run only where [`Isa::Avx512Bf16`] is available.
-pub(crate) const TABLE: Table =
-    Table { isa: Isa::Avx512Bf16, dot_bf16, dot_int8, dot_grouped, unpack, round, ..avx512::TABLE };
+pub(crate) const TABLE: Table = Table {
+    isa: Isa::Avx512Bf16,
+    dot_bf16,
+    dot_int8,
+    dot_grouped,
+    unpack,
+    dot_direct: Some(dot_direct),
+    round,
+    ..avx512::TABLE
+};
 
 /// Most rows of a block: two registers of sums each, beside two of weights and one of activations.
 const ROWS: usize = 12;
@@ -191,4 +200,77 @@ unsafe fn dot_grouped(dot: &mut GroupedDot<'_>) {
 unsafe fn unpack(work: &mut Unpack<'_>) {
     // SAFETY: the features are enabled here.
     unsafe { simd_unpack::to_bf16_native::<__m512>(work) }
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma,f16c")]
+unsafe fn dot_direct(dot: &mut DirectDot<'_>) {
+    dot.check();
+    // SAFETY: the features are enabled here; the constants are those of the grouping.
+    unsafe {
+        match (dot.grouping.planes, dot.grouping.scale) {
+            (None, _) => direct_rows::<BYTES, CENTRED>(dot),
+            (Some(0), ScaleKind::Centred { .. }) => direct_rows::<0, CENTRED>(dot),
+            (Some(_), ScaleKind::Centred { .. }) => direct_rows::<1, CENTRED>(dot),
+            (Some(0), ScaleKind::Minimum) => direct_rows::<0, MINIMUM>(dot),
+            (Some(_), ScaleKind::Minimum) => direct_rows::<1, MINIMUM>(dot),
+            (Some(0), ScaleKind::SuperMinimum) => direct_rows::<0, SUPER_MINIMUM>(dot),
+            (Some(_), ScaleKind::SuperMinimum) => direct_rows::<1, SUPER_MINIMUM>(dot),
+            (Some(_), ScaleKind::SuperHalves) => direct_rows::<2, SUPER_HALVES>(dot),
+        }
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma,f16c")]
+unsafe fn direct_rows<const PLANES: usize, const KIND: u8>(dot: &mut DirectDot<'_>) {
+    // SAFETY: the features are enabled here; constants and extents are the caller's promise.
+    unsafe {
+        match dot.rows {
+            1 => direct_block::<PLANES, KIND, 1>(dot),
+            2 => direct_block::<PLANES, KIND, 2>(dot),
+            3 => direct_block::<PLANES, KIND, 3>(dot),
+            _ => direct_block::<PLANES, KIND, 4>(dot),
+        }
+    }
+}
+
+/// `R` rows times a panel, whose weights become bf16 in registers; sums as in [`bf16_block`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma,f16c")]
+unsafe fn direct_block<const PLANES: usize, const KIND: u8, const R: usize>(dot: &mut DirectDot<'_>) {
+    // SAFETY: the features are enabled here; `DirectDot::check` asserted that the panel has these groups, and that `R`
+    // rows of activations and sums exist.
+    unsafe {
+        let stride = dot.groups * GROUP;
+        let (panel, at) = (dot.panel.as_ptr(), dot.sums.as_mut_ptr());
+        let zero = _mm512_set1_ps(dot.grouping.scale.zero() as f32);
+        let mut sums = [[_mm512_setzero_ps(); R]; 2];
+        for r in 0..R {
+            sums[0][r] = _mm512_loadu_ps(at.add(r * PANEL));
+            sums[1][r] = _mm512_loadu_ps(at.add(r * PANEL + STRIP));
+        }
+        for group in 0..dot.groups {
+            let x = dot.x.as_ptr().add(group * GROUP);
+            for (strip, sums) in sums.iter_mut().enumerate() {
+                let places = dot.grouping.places(group, strip);
+                let (header, super_block) = (panel.add(places.header), panel.add(places.super_block));
+                let scales = simd_grouped::scales::<__m512, KIND>(header, super_block, 0);
+                for pair in 0..QUADS / 2 {
+                    let codes = panel.add(places.codes);
+                    let values = simd_unpack::values::<__m512, PLANES, KIND>(codes, 0, pair, &scales, zero);
+                    for (i, two) in values.as_flattened().chunks_exact(2).enumerate() {
+                        let w = bf16_of(avx512::pairs(two[0], two[1]));
+                        for (r, sum) in sums.iter_mut().enumerate() {
+                            let bits = x.add(r * stride + 8 * pair + 2 * i).cast::<i32>().read_unaligned();
+                            *sum = _mm512_dpbf16_ps(*sum, bf16_of(_mm512_set1_epi32(bits)), w);
+                        }
+                    }
+                }
+            }
+        }
+        for r in 0..R {
+            _mm512_storeu_ps(at.add(r * PANEL), sums[0][r]);
+            _mm512_storeu_ps(at.add(r * PANEL + STRIP), sums[1][r]);
+        }
+    }
 }

@@ -277,6 +277,31 @@ impl Unpack<'_> {
     }
 }
 
+/// Most rows of a [`DirectDot`]; for more it pays to unpack to memory first.
+pub(crate) const DIRECT_ROWS: usize = 4;
+
+/// `sums[r][c] += x[r] . panel[c]` in bf16 over all groups of a panel, for few rows.
+pub(crate) struct DirectDot<'a> {
+    pub(crate) grouping: Grouping,
+    pub(crate) panel: &'a [u8],
+    pub(crate) groups: usize,
+    /// Row `r` starts at `r * groups * 32`.
+    pub(crate) x: &'a [u16],
+    pub(crate) rows: usize,
+    /// `[rows, 32]`.
+    pub(crate) sums: &'a mut [f32],
+}
+
+impl DirectDot<'_> {
+    /// Checks what kernels rely on.
+    pub(crate) fn check(&self) {
+        assert!((1..=DIRECT_ROWS).contains(&self.rows), "few rows");
+        assert!(self.panel.len() >= self.grouping.panel_bytes(self.groups), "a panel");
+        assert!(self.x.len() >= self.rows * self.groups * GROUP, "rows of activations");
+        assert!(self.sums.len() >= self.rows * 2 * STRIP, "sums");
+    }
+}
+
 /// The plain form.
 pub(crate) fn unpack(work: &mut Unpack<'_>) {
     work.check();

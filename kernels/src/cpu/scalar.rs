@@ -14,6 +14,7 @@ pub(crate) const TABLE: Table = Table {
     dot_int8: dot::int8,
     dot_grouped: grouped::reference,
     unpack: grouped::unpack,
+    dot_direct: None,
     quantize_groups: grouped::quantize,
     round: dot::round,
     quantize: dot::quantize,

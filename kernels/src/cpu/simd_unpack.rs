@@ -7,7 +7,7 @@
 use crate::cpu::grouped::{QUADS, ScaleKind, Unpack};
 use crate::cpu::lanes::Quads;
 use crate::cpu::panels::{GROUP, STRIP};
-use crate::cpu::simd_grouped::{BYTES, CENTRED, MINIMUM, SUPER_HALVES, SUPER_MINIMUM, scales, unpack};
+use crate::cpu::simd_grouped::{BYTES, CENTRED, MINIMUM, SUPER_HALVES, SUPER_MINIMUM, Scales, scales, unpack};
 
 /// Unpacks with [`Quads::store_pairs`].
 ///
@@ -62,19 +62,9 @@ unsafe fn groups<V: Quads, const NATIVE: bool, const PLANES: usize, const KIND: 
             for lane in (0..STRIP).step_by(V::N) {
                 let scales = scales::<V, KIND>(header, super_block, lane);
                 for pair in 0..QUADS / 2 {
-                    let codes = unpack::<V, PLANES>(panel.add(places.codes), lane, pair);
-                    let scale = scales.halves[usize::from(KIND == SUPER_HALVES && pair >= QUADS / 4)];
-                    for (odd, codes) in codes.into_iter().enumerate() {
-                        let mut values = V::bytes(codes);
-                        for value in &mut values {
-                            *value = match KIND {
-                                // Products are exact, so a fused addition rounds like one that is not.
-                                MINIMUM | SUPER_MINIMUM => scale.fma(*value, scales.minimum),
-                                _ => scale.mul(value.sub(zero)),
-                            };
-                        }
+                    let values = values::<V, PLANES, KIND>(panel.add(places.codes), lane, pair, &scales, zero);
+                    for (odd, [a, b, c, d]) in values.into_iter().enumerate() {
                         let to = part.as_mut_ptr().add((2 * pair + odd) * 4 * STRIP + 2 * lane);
-                        let [a, b, c, d] = values;
                         if NATIVE {
                             V::store_pairs_bf16(a, b, to);
                             V::store_pairs_bf16(c, d, to.add(2 * STRIP));
@@ -86,5 +76,33 @@ unsafe fn groups<V: Quads, const NATIVE: bool, const PLANES: usize, const KIND: 
                 }
             }
         }
+    }
+}
+
+/// Values of two quads of a vector of columns: the four inputs of each.
+///
+/// # Safety
+/// The target features of `V` are enabled in the caller; the group's codes are as long as the planes say.
+#[inline(always)]
+pub(crate) unsafe fn values<V: Quads, const PLANES: usize, const KIND: u8>(
+    codes: *const u8,
+    lane: usize,
+    pair: usize,
+    scales: &Scales<V>,
+    zero: V,
+) -> [[V; 4]; 2] {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let scale = scales.halves[usize::from(KIND == SUPER_HALVES && pair >= QUADS / 4)];
+        let [even, odd] = unpack::<V, PLANES>(codes, lane, pair);
+        let mut values = [V::bytes(even), V::bytes(odd)];
+        for value in values.as_flattened_mut() {
+            *value = match KIND {
+                // Products are exact, so a fused addition rounds like one that is not.
+                MINIMUM | SUPER_MINIMUM => scale.fma(*value, scales.minimum),
+                _ => scale.mul(value.sub(zero)),
+            };
+        }
+        values
     }
 }

@@ -1,7 +1,7 @@
 //! The functions that differ between instruction sets, chosen once when the device is made.
 
 use crate::cpu::dot::Dot;
-use crate::cpu::grouped::{Factor, GroupedDot, Unpack};
+use crate::cpu::grouped::{DirectDot, Factor, GroupedDot, Unpack};
 use crate::cpu::{Isa, portable, scalar};
 use crate::error::Result;
 use crate::ops::{Activation, RopeStyle};
@@ -16,6 +16,8 @@ pub(crate) struct Table {
     pub(crate) dot_grouped: unsafe fn(&mut GroupedDot<'_>),
     /// Quantised weights to bf16.
     pub(crate) unpack: unsafe fn(&mut Unpack<'_>),
+    /// Products of few rows with quantised weights in bf16, to the bits of `unpack` and `dot_bf16`, where that is faster.
+    pub(crate) dot_direct: Option<unsafe fn(&mut DirectDot<'_>)>,
     /// Activations to bf16.
     pub(crate) round: unsafe fn(&[f32], &mut [u16]),
     /// Activations to 8 bits and a scale.
@@ -136,6 +138,7 @@ macro_rules! vector_table {
             dot_int8,
             dot_grouped,
             unpack,
+            dot_direct: None,
             quantize_groups,
             round,
             quantize,

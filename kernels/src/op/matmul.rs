@@ -13,7 +13,7 @@ use std::ops::Range;
 use crate::cpu::Machine;
 use crate::cpu::access::{Access, Shared};
 use crate::cpu::dot::Dot;
-use crate::cpu::grouped::{Factor, GroupedDot, Unpack};
+use crate::cpu::grouped::{DIRECT_ROWS, DirectDot, Factor, GroupedDot, Unpack};
 use crate::cpu::panels::{GROUP, GROUP_INT8, Input, Layout, PANEL, Panels, elements};
 use crate::cpu::table::Table;
 use crate::cpu::workspace::{Activations, Local, ROWS_MAX, SLAB};
@@ -223,6 +223,13 @@ impl Task<'_> {
         let sums = &mut local.sums[which][..rows * PANEL];
         sums.fill(0.0);
         // A panel that is read once need not stay in the cache.
+        if let (Layout::Grouped(grouping), Some(direct), true) =
+            (panels.layout, self.table.dot_direct, rows <= DIRECT_ROWS)
+        {
+            let (groups, x) = (depth / GROUP, &self.activations.bf16[self.rows.start * depth..]);
+            // SAFETY: the table was chosen by `Table::of`, which checks that this CPU has its instruction set.
+            return unsafe { direct(&mut DirectDot { grouping, panel: bytes, groups, x, rows, sums }) };
+        }
         let is_multiplied_as_it_is = matches!(panels.layout, Layout::Bf16 | Layout::F32);
         let slab = if rows <= FEW_ROWS && is_multiplied_as_it_is { depth } else { SLAB };
         for first in (0..depth).step_by(slab) {
