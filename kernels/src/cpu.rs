@@ -206,7 +206,7 @@ impl Ops for CpuOps {
     fn upload(&self, _: StreamId, source: &[u8], target: &Tensor) -> Result<()> {
         let (_machine, access) = self.enter("upload");
         let fits = source.len() == target.n_bytes();
-        access.shape("target", target, fits, &format!("{} bytes", source.len()))?;
+        access.shape("target", target, fits, format_args!("{} bytes", source.len()))?;
         // SAFETY: `target` is the only tensor of this call.
         unsafe { access.write_bytes("target", target, &[])? }.copy_from_slice(source);
         Ok(())
@@ -214,7 +214,7 @@ impl Ops for CpuOps {
 
     fn read_back(&self, _: StreamId, source: &Tensor, target: &mut [u8]) -> Result<()> {
         let (_machine, access) = self.enter("read_back");
-        access.shape("source", source, target.len() == source.n_bytes(), &format!("{} bytes", target.len()))?;
+        access.shape("source", source, target.len() == source.n_bytes(), format_args!("{} bytes", target.len()))?;
         target.copy_from_slice(access.read_bytes("source", source)?);
         Ok(())
     }
@@ -222,7 +222,7 @@ impl Ops for CpuOps {
     fn copy(&self, _: StreamId, source: &Tensor, target: &Tensor) -> Result<()> {
         let (_machine, access) = self.enter("copy");
         let fits = source.n_bytes() == target.n_bytes() && source.dtype() == target.dtype();
-        access.shape("target", target, fits, &format!("{:?} {}", source.dtype(), source.shape()))?;
+        access.shape("target", target, fits, format_args!("{:?} {}", source.dtype(), source.shape()))?;
         let from = access.read_bytes("source", source)?;
         // SAFETY: the other tensor of this call is named.
         unsafe { access.write_bytes("target", target, &[source])? }.copy_from_slice(from);

@@ -1,5 +1,7 @@
 //! From tensor handles to slices: device, number format, alignment and overlap are checked here and nowhere else.
 
+use std::fmt;
+
 use crate::cpu::panels::{Packed, Panels};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, DeviceId, Element, Shape, Tensor};
@@ -83,12 +85,18 @@ impl Access {
         }
     }
 
-    /// Fails unless `holds`.
-    pub(crate) fn shape(&self, name: &'static str, tensor: &Tensor, holds: bool, expected: &str) -> Result<()> {
+    /// Fails unless `holds`; only then is `expected` made text.
+    pub(crate) fn shape(
+        &self,
+        name: &'static str,
+        tensor: &Tensor,
+        holds: bool,
+        expected: impl fmt::Display,
+    ) -> Result<()> {
         if holds {
             return Ok(());
         }
-        Err(Error::Shape { op: self.op, tensor: name, expected: expected.to_owned(), actual: tensor.shape() })
+        Err(Error::Shape { op: self.op, tensor: name, expected: expected.to_string(), actual: tensor.shape() })
     }
 
     /// Fails unless `value < bound`.

@@ -175,10 +175,10 @@ fn check(access: &Access, step: &StepInputs, args: &Attention<'_>) -> Result<(Di
     let (layouts, n_blocks) = cache::layouts(access, args.cache, [key_dim, value_dim])?;
     let Layout { kv_heads, block_size, .. } = layouts[0];
     let fits = n_tokens == step.n_tokens() && heads > 0 && heads.is_multiple_of(kv_heads);
-    let expected = || format!("[{}, multiple of {kv_heads}, {key_dim}]", step.n_tokens());
-    access.shape("query", args.query, fits, &expected())?;
+    let expected = format_args!("[{}, multiple of {kv_heads}, {key_dim}]", step.n_tokens());
+    access.shape("query", args.query, fits, expected)?;
     let fits = args.out.dims() == [n_tokens, heads, value_dim];
-    access.shape("out", args.out, fits, &format!("[{n_tokens}, {heads}, {value_dim}]"))?;
+    access.shape("out", args.out, fits, format_args!("[{n_tokens}, {heads}, {value_dim}]"))?;
     if args.window == Some(0) {
         return Err(Error::Unsupported { op: access.op, what: "a window of 0 positions".to_owned() });
     }

@@ -54,7 +54,7 @@ pub(crate) fn gather_rows(access: &Access, x: &Tensor, rows: &Tensor, out: &Tens
     let expected = [n, x.shape().columns()];
     access.shape("x", x, x.dims().len() == 2, "[tokens, hidden]")?;
     access.shape("rows", rows, rows.dims().len() == 1, "[n]")?;
-    access.shape("out", out, out.dims() == expected, &format!("{expected:?}"))?;
+    access.shape("out", out, out.dims() == expected, format_args!("{expected:?}"))?;
     let hidden = expected[1];
     let input = access.read::<f32>("x", x, DType::F32)?;
     let indices = access.read::<u32>("rows", rows, DType::U32)?;

@@ -24,7 +24,7 @@ pub(crate) fn run(
     let panels = access.panels("table", table)?;
     let expected = [ids.shape().elements(), panels.n_in];
     access.shape("ids", ids, ids.dims().len() == 1, "[tokens]")?;
-    access.shape("out", out, out.dims() == expected, &format!("{expected:?}"))?;
+    access.shape("out", out, out.dims() == expected, format_args!("{expected:?}"))?;
     let rows = access.read::<u32>("ids", ids, DType::U32)?;
     rows.iter().try_for_each(|&id| access.index("token id", id as usize, panels.n_out))?;
     // SAFETY: the other tensor of this call is named.

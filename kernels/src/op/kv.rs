@@ -35,7 +35,7 @@ pub(crate) fn run(
     let Layout { kv_heads, block_size, .. } = layouts[0];
     for (name, tensor, dim) in [("k", k, dims[0]), ("v", v, dims[1])] {
         let (n_tokens, fits) = (step.n_tokens(), tensor.dims() == [step.n_tokens(), kv_heads, dim]);
-        access.shape(name, tensor, fits, &format!("[{n_tokens}, {kv_heads}, {dim}]"))?;
+        access.shape(name, tensor, fits, format_args!("[{n_tokens}, {kv_heads}, {dim}]"))?;
     }
     access.index("block size of the step", step.limits().block_size, block_size + 1)?;
     access.index("block size of the cache", block_size, step.limits().block_size + 1)?;

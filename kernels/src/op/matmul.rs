@@ -36,9 +36,9 @@ impl<'a> Operand<'a> {
     pub(crate) fn new(access: &Access, x: &Tensor, linear: Linear<'a>, out: &Tensor) -> Result<Self> {
         let panels = access.panels("weight", linear.weight)?;
         let rows = x.shape().rows();
-        access.shape("x", x, x.shape().columns() == panels.n_in, &format!("[.., {}]", panels.n_in))?;
+        access.shape("x", x, x.shape().columns() == panels.n_in, format_args!("[.., {}]", panels.n_in))?;
         let fits = out.shape().columns() == panels.n_out && out.shape().rows() == rows;
-        access.shape("out", out, fits, &format!("[{rows}, {}]", panels.n_out))?;
+        access.shape("out", out, fits, format_args!("[{rows}, {}]", panels.n_out))?;
         let bias = linear.bias.map(|bias| access.vector("bias", bias, panels.n_out)).transpose()?;
         Ok(Self { panels, bias })
     }

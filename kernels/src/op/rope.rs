@@ -24,8 +24,8 @@ pub(crate) fn run(
     let [n_positions, _, pairs]: [usize; 3] = rope.table().dims().try_into().unwrap_or_default();
     let [tokens, heads, dim]: [usize; 3] = x.dims().try_into().unwrap_or_default();
     let fits = x.dims().len() == 3 && dim >= 2 * pairs;
-    access.shape("x", x, fits, &format!("[tokens, heads, at least {}]", 2 * pairs))?;
-    access.shape("positions", positions, positions.dims() == [tokens], &format!("[{tokens}]"))?;
+    access.shape("x", x, fits, format_args!("[tokens, heads, at least {}]", 2 * pairs))?;
+    access.shape("positions", positions, positions.dims() == [tokens], format_args!("[{tokens}]"))?;
     let table = access.read::<f32>("table", rope.table(), DType::F32)?;
     let places = access.read::<u32>("positions", positions, DType::U32)?;
     places.iter().try_for_each(|&place| access.index("position", place as usize, n_positions))?;

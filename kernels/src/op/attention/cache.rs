@@ -158,11 +158,11 @@ pub(crate) fn layouts(access: &Access, cache: &LayerCache, dims: [usize; 2]) -> 
         return Err(Error::Dtype { op: access.op, tensor: "values", actual: cache.values.dtype() });
     }
     let [key_dim, value_dim] = dims;
-    let expected = |dim| format!("[n_blocks, kv_heads, block, {dim}]");
-    let fits = !keys.contains(&0) && key_dim > 0 && keys[3] == key_dim + extra;
-    access.shape("keys", &cache.keys, fits, &expected(key_dim + extra))?;
-    let fits = value_dim > 0 && cache.values.dims() == [n_blocks, kv_heads, block_size, value_dim + extra];
-    access.shape("values", &cache.values, fits, &format!("{} like keys", expected(value_dim + extra)))?;
+    let (key_len, value_len) = (key_dim + extra, value_dim + extra);
+    let fits = !keys.contains(&0) && key_dim > 0 && keys[3] == key_len;
+    access.shape("keys", &cache.keys, fits, format_args!("[n_blocks, kv_heads, block, {key_len}]"))?;
+    let fits = value_dim > 0 && cache.values.dims() == [n_blocks, kv_heads, block_size, value_len];
+    access.shape("values", &cache.values, fits, format_args!("[n_blocks, kv_heads, block, {value_len}] like keys"))?;
     let layout = |part, dim| Layout { part, dtype, kv_heads, block_size, dim };
     Ok(([layout(Part::Key, key_dim), layout(Part::Value, value_dim)], n_blocks))
 }
