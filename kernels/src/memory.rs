@@ -104,6 +104,18 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().add(offset), len) }
     }
 
+    /// Gives the whole pages from `offset` on back to the system; they are zero when they are next touched.
+    ///
+    /// # Safety
+    /// No slice of them lives.
+    pub(crate) unsafe fn discard_from(&self, offset: usize) {
+        let offset = offset.next_multiple_of(4096);
+        if offset < self.len {
+            // SAFETY: the range is our own mapping from a page on, and nobody looks at it by the caller's promise.
+            unsafe { libc::madvise(self.start.as_ptr().add(offset).cast(), self.len - offset, libc::MADV_DONTNEED) };
+        }
+    }
+
     /// The bytes, for owners that never write through the address.
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: `len` bytes from `start` are mapped and initialised (zero at first).
@@ -130,6 +142,18 @@ mod tests {
             assert_eq!(mapping.len(), len);
             assert!(mapping.as_slice().iter().all(|&byte| byte == 0));
             mapping.as_mut_slice().fill(7);
+        }
+    }
+
+    #[test]
+    fn what_is_discarded_is_zero_and_what_stands_before_it_is_kept() {
+        for len in [5 * 4096 + 17, 2 * HUGE_PAGE + 4097] {
+            let mut mapping = Mapping::zeroed(len).unwrap();
+            mapping.as_mut_slice().fill(7);
+            // SAFETY: no slice of the mapping lives.
+            unsafe { mapping.discard_from(4097) };
+            let (kept, given_back) = mapping.as_slice().split_at(2 * 4096);
+            assert!(kept.iter().all(|&byte| byte == 7) && given_back.iter().all(|&byte| byte == 0));
         }
     }
 

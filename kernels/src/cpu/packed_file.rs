@@ -34,10 +34,14 @@ const ENTRY: usize = 48;
 const DIGEST: usize = 32;
 /// Bytes that one thread reads and checks at a time: a huge page.
 const PIECE: usize = 2 << 20;
+/// Bytes after which a write waits for the disk.
+const SYNC: usize = 256 << 20;
 /// Most matrices of a file.
 const MATRICES_MAX: usize = 1 << 20;
 /// Bytes of a matrix that its digest reads at its start, middle and end.
 const SAMPLE: usize = 4096;
+
+const NO_FILE: PackedFileError = PackedFileError::Damaged("it is no file of packed weights");
 
 type Digest = [u8; DIGEST];
 
@@ -143,7 +147,7 @@ impl Packing {
         let digest = digest(raw, layout);
         let is_next = stored.entries.next().is_some_and(|entry| entry == (digest, len));
         // The file's matrices follow each other as `take` gives them; after one that is not asked for all are in doubt.
-        let Some(region) = stored.chunk.take(len).filter(|_| is_next) else {
+        let Some(region) = is_next.then(|| stored.chunk.take(len)).flatten() else {
             self.stored = None;
             return None;
         };
@@ -156,6 +160,13 @@ impl Packing {
     pub(crate) fn packed(&mut self, raw: &RawWeight<'_>, layout: Layout, region: &Arc<Region>) {
         self.copies.push(Copied { digest: digest(raw, layout), region: Arc::clone(region) });
         self.n_packed += 1;
+    }
+}
+
+impl Drop for Stored {
+    /// The regions that were taken keep the mapping; what nobody asked for need not stay in memory.
+    fn drop(&mut self) {
+        self.chunk.discard_left();
     }
 }
 
@@ -172,6 +183,10 @@ fn digest(raw: &RawWeight<'_>, layout: Layout) -> Digest {
 }
 
 fn read(pool: &mut Pool, wanted: &PackedFile) -> Result<Stored, PackedFileError> {
+    // Whoever opens a pipe waits for one that writes to it.
+    if !std::fs::metadata(&wanted.path)?.is_file() {
+        return Err(NO_FILE);
+    }
     let file = File::open(&wanted.path)?;
     let header = Header::read(&file, &wanted.key)?;
     let mut mapping = Mapping::zeroed(header.data_len)?;
@@ -208,7 +223,7 @@ impl Header {
         let damaged = PackedFileError::Damaged;
         let about = file.metadata()?;
         if !about.is_file() || about.len() < PRELUDE as u64 {
-            return Err(damaged("it is no file of packed weights"));
+            return Err(NO_FILE);
         }
         let mut prelude = [0; PRELUDE];
         file.read_exact_at(&mut prelude, 0)?;
@@ -288,7 +303,7 @@ impl PackedCopies {
         let mut header = [&MAGIC[..], &VERSION.to_le_bytes(), &n_copies.to_le_bytes()].concat();
         header.extend([&(end as u64).to_le_bytes()[..], &file.key, &table, pieces.as_flattened()].concat());
         header.extend(blake3::hash(&header).as_bytes());
-        debug_assert_eq!(header.len(), len, "as long as was left free");
+        assert_eq!(header.len(), len, "as long as was left free");
         output.write_all_at(&header, 0)?;
         output.sync_all()?;
         temporary.persist(&file.path)?;
@@ -296,7 +311,7 @@ impl PackedCopies {
         File::open(folder)?.sync_all()
     }
 
-    /// Writes the data and returns the digests of its pieces.
+    /// Writes the data and returns the digests of its pieces; most of it is on the disk then.
     fn write_data(&self, mut output: &File, stop: &AtomicBool) -> io::Result<Vec<Digest>> {
         let (mut pieces, mut piece) = (Vec::new(), Vec::with_capacity(PIECE));
         let mut flush = |piece: &mut Vec<u8>| {
@@ -306,6 +321,10 @@ impl PackedCopies {
             pieces.push(blake3::hash(piece).into());
             output.write_all(piece)?;
             piece.clear();
+            // A single wait for all of it at the end could not be stopped.
+            if pieces.len().is_multiple_of(SYNC / PIECE) {
+                output.sync_data()?;
+            }
             Ok(())
         };
         for copy in &self.copies {

@@ -56,6 +56,13 @@ impl Chunk {
         Some(Region { mapping: Arc::clone(&self.mapping), offset, len })
     }
 
+    /// Gives the memory of bytes not given away back to the system.
+    pub(crate) fn discard_left(&mut self) {
+        // SAFETY: regions end before `used`, and nobody else has the mapping.
+        unsafe { self.mapping.discard_from(self.used) };
+        self.used = self.mapping.len();
+    }
+
     /// Bytes not given away.
     fn left(&self) -> usize {
         self.mapping.len() - self.used

@@ -157,6 +157,19 @@ fn another_model_dtype_or_folder_in_its_place_is_not_taken() {
 }
 
 #[test]
+fn a_pipe_in_its_place_is_refused_and_not_waited_for() {
+    let (_folder, file, cold) = written();
+    fs::remove_file(file.path()).unwrap();
+    let path = std::ffi::CString::new(file.path().to_str().unwrap()).unwrap();
+    // SAFETY: the path is a string that ends with a zero.
+    assert_eq!(unsafe { libc::mkfifo(path.as_ptr(), 0o600) }, 0);
+    let loaded = load(&model(), &file, 1);
+    assert!(matches!(loaded.error, Some(PackedFileError::Damaged(_))) && loaded.matrices == cold);
+    write(loaded.unwrapped(), &file);
+    assert!(load(&model(), &file, 1).unwritten.is_none());
+}
+
+#[test]
 fn matrices_in_another_order_changed_or_missing_are_packed() {
     let (_folder, file, cold) = written();
     let mut swapped = model();
