@@ -55,6 +55,9 @@ pub use panels::ComputeDtype;
 /// Elementary operations below which a loop is not worth waking other threads.
 pub(crate) const PARALLEL_WORK: usize = 32_768;
 
+/// Part of [`Ops::numerics`]: raised whenever the same inputs give other bits than before.
+const NUMERICS_VERSION: u32 = 2;
+
 /// How a CPU computes.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct CpuOptions {
@@ -185,7 +188,7 @@ impl Ops for CpuOps {
     }
 
     fn numerics(&self) -> String {
-        format!("cpu {} {:?}", self.isa, self.dtype).to_lowercase()
+        format!("cpu {} {:?} v{NUMERICS_VERSION}", self.isa, self.dtype).to_lowercase()
     }
 
     fn alloc(&self, shape: Shape, dtype: DType) -> Result<Tensor> {

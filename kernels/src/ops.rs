@@ -172,7 +172,8 @@ pub trait Ops: Send + Sync {
     /// This instance; it refuses tensors and weights of others.
     fn device(&self) -> DeviceId;
 
-    /// Device, instruction set and formats in one line: part of the numerics fingerprint, equal results when equal.
+    /// Device, instruction set, formats and version in one line: part of the numerics fingerprint, equal results when
+    /// equal.
     fn numerics(&self) -> String;
 
     /// Allocates zeroed memory, aligned for the device and committed when it is touched.
