@@ -12,11 +12,14 @@ use crate::memory::Mapping;
 
 #[cfg(target_arch = "x86_64")]
 mod amx;
+mod caches;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-/// Bytes that the bandwidth is measured over: several times the largest caches that one socket shares.
-const READ_BYTES: usize = 256 << 20;
+/// Fewest bytes that the bandwidth is measured over, where memory allows; more where caches are large.
+const READ_BYTES_MIN: usize = 256 << 20;
+/// Times that those bytes fill the third-level caches of all sockets.
+const READ_CACHES: usize = 4;
 /// Passes over the bytes; the best counts.
 const READ_PASSES: usize = 7;
 /// Bytes that the loops take at once; each thread's part is a multiple.
@@ -75,7 +78,8 @@ pub(crate) struct Spinner {
 /// # Errors
 /// [`Error::OutOfMemory`](crate::Error::OutOfMemory) when there is no memory to read.
 pub fn read_bandwidth(threads: usize, now: fn() -> Instant) -> Result<Rate> {
-    read_rate(READ_BYTES, threads.max(1), now)
+    let bytes = READ_BYTES_MIN.max(caches::third_level_bytes().saturating_mul(READ_CACHES));
+    read_rate(bytes.min(caches::memory_bytes() / 4), threads.max(1), now)
 }
 
 /// Measures how many multiplications and additions `threads` threads together do in a second without touching memory,
