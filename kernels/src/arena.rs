@@ -67,8 +67,8 @@ impl Arena {
 
     /// Gives back all that was taken since `mark`; handles to it must not be used any more (they would alias).
     pub fn release(&mut self, mark: Mark) {
-        debug_assert!(mark.0 <= self.used, "released out of order");
-        self.used = mark.0.min(self.used);
+        assert!(mark.0 <= self.used, "released out of order");
+        self.used = mark.0;
     }
 
     /// Gives back everything.
