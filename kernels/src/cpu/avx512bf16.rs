@@ -235,6 +235,7 @@ unsafe fn direct_rows<const PLANES: usize, const KIND: u8>(dot: &mut DirectDot<'
 }
 
 /// `R` rows times a panel, whose weights become bf16 in registers; sums as in [`bf16_block`].
+#[expect(clippy::needless_range_loop, reason = "registers are arrays over rows and columns alike")]
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma,f16c")]
 unsafe fn direct_block<const PLANES: usize, const KIND: u8, const R: usize>(dot: &mut DirectDot<'_>) {
