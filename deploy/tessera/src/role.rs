@@ -53,6 +53,17 @@ impl Configured {
         }
     }
 
+    /// Checks what can be judged before anything is opened.
+    ///
+    /// # Errors
+    /// The first value that cannot work.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self {
+            Self::Worker(config) => Ok(config.check()?),
+            Self::Scheduler(_) | Self::Router(_) => Ok(()),
+        }
+    }
+
     /// Runs until `shutdown`.
     ///
     /// # Errors

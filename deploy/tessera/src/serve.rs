@@ -12,7 +12,7 @@ use anyhow::{Context as _, Result, anyhow, bail};
 use daemon::shutdown::Shutdown;
 
 use crate::model::{Cache, DEMO_NAME, Model, Source, resolve};
-use crate::role::Role;
+use crate::role::{self, Role};
 use crate::{configuration, output};
 use cluster::{Cluster, Form};
 use plan::Plan;
@@ -68,6 +68,7 @@ pub(crate) async fn run(args: Args) -> Result<()> {
     plan.addresses(args.http.as_deref(), args.grpc.as_deref())?;
     let roles = [Role::Scheduler, Role::Router, Role::Worker];
     let _telemetry = args.configuration.begin(plan.document(), "serve", &roles)?;
+    role::configure(plan.document(), Role::Worker)?.value.check()?;
     if args.configuration.is_check() {
         output::line("the configuration is good");
         return Ok(());
@@ -96,7 +97,10 @@ fn in_flags(error: anyhow::Error) -> anyhow::Error {
 async fn find_model(named: Option<&str>, plan: &Plan) -> Result<Model> {
     let named = named.map(str::to_owned).or_else(|| plan.configured_model());
     let source: Source = named.as_deref().unwrap_or(DEMO_NAME).parse()?;
-    resolve(source, Cache::from_environment()?).await
+    // What is here needs no place to be fetched to.
+    let is_here = matches!(source, Source::Path(_));
+    let cache = if is_here { Cache::at(PathBuf::new()) } else { Cache::from_environment()? };
+    resolve(source, cache).await
 }
 
 /// Opens the model's files, so that what is wrong with them is said once and at once.
@@ -116,7 +120,11 @@ async fn serve(cluster: &mut Cluster, mut plan: Plan, has_template: bool, shutdo
         output::line(&line);
     }
     tokio::select! {
-        error = cluster.failure() => Err(error),
+        error = cluster.failure() => {
+            // Running requests may take long to end.
+            tracing::error!("{error:#}; stopping");
+            Err(error)
+        }
         () = shutdown.triggered() => Ok(()),
     }
 }

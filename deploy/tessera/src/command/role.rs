@@ -46,6 +46,7 @@ pub(crate) async fn run(role: Role, args: Args) -> Result<()> {
     let document = if args.with_parent { given_document()? } else { args.configuration.load()? };
     let _telemetry = args.configuration.begin(&document, role.name(), &[role])?;
     let mut configured = role::configure(&document, role)?.value;
+    configured.check()?;
     if args.configuration.is_check() {
         output::line("the configuration is good");
         return Ok(());
