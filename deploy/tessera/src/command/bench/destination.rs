@@ -1,45 +1,57 @@
 //! Where a report goes: tables to the terminal, JSON and HTML to files.
 
-use std::fs::File;
-use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::fs::OpenOptions;
+use std::path::{Path, PathBuf, absolute};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use serde::Serialize;
 
 use crate::output;
 
-/// A file that was opened before anything was measured, so that nothing is measured in vain.
+/// A file that was found writable before anything was measured, so that nothing is measured in vain.
+///
+/// What it holds stays until there is a report to take its place.
+#[derive(Debug)]
 pub(super) struct Destination {
     path: PathBuf,
-    /// None is standard output.
-    file: Option<File>,
 }
 
 impl Destination {
-    /// Creates `path`; `-` is standard output.
+    /// Checks that `path` can be written; `-` is standard output.
     pub(super) fn open(path: &Path) -> Result<Self> {
-        let file = if path.as_os_str() == "-" {
-            None
-        } else {
-            Some(File::create(path).with_context(|| format!("cannot create {}", path.display()))?)
-        };
-        Ok(Self { path: path.to_owned(), file })
-    }
-
-    fn write(mut self, text: &str) -> Result<()> {
-        match &mut self.file {
-            None => output::line(text),
-            Some(file) => {
-                let written = file.write_all(text.as_bytes()).and_then(|()| file.write_all(b"\n"));
-                written.with_context(|| format!("cannot write {}", self.path.display()))?;
+        let destination = Self { path: path.to_owned() };
+        let is_new = !path.exists();
+        if !destination.is_standard_output() && (is_new || path.is_file()) {
+            let cannot = || format!("cannot write {}", path.display());
+            OpenOptions::new().write(true).create(true).truncate(false).open(path).with_context(cannot)?;
+            if is_new {
+                std::fs::remove_file(path).with_context(cannot)?;
             }
         }
-        Ok(())
+        Ok(destination)
+    }
+
+    /// Checks that both can be written and are not the same.
+    pub(super) fn open_both(json: Option<&Path>, html: Option<&Path>) -> Result<(Option<Self>, Option<Self>)> {
+        if let (Some(json), Some(html)) = (json, html)
+            && absolute(json).ok() == absolute(html).ok()
+        {
+            bail!("--json and --html both write {}; give two files", json.display());
+        }
+        Ok((json.map(Self::open).transpose()?, html.map(Self::open).transpose()?))
+    }
+
+    fn write(self, mut text: String) -> Result<()> {
+        if self.is_standard_output() {
+            output::line(&text);
+            return Ok(());
+        }
+        text.push('\n');
+        std::fs::write(&self.path, text).with_context(|| format!("cannot write {}", self.path.display()))
     }
 
     fn is_standard_output(&self) -> bool {
-        self.file.is_none()
+        self.path.as_os_str() == "-"
     }
 }
 
@@ -49,12 +61,39 @@ pub(super) fn report(tables: &str, json: Option<Destination>, value: &impl Seria
         output::line(tables);
     }
     match json {
-        Some(json) => json.write(&serde_json::to_string_pretty(value).context("cannot write JSON")?),
+        Some(json) => json.write(serde_json::to_string_pretty(value).context("cannot write JSON")?),
         None => Ok(()),
     }
 }
 
 /// Writes the page.
 pub(super) fn page(html: Option<Destination>, text: impl FnOnce() -> String) -> Result<()> {
-    html.map_or(Ok(()), |html| html.write(&text()))
+    html.map_or(Ok(()), |html| html.write(text()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_stays_until_another_takes_its_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let (old, new) = (folder.path().join("old.json"), folder.path().join("new.json"));
+        std::fs::write(&old, "a long report from before").unwrap();
+        let destination = Destination::open(&old).unwrap();
+        assert_eq!(std::fs::read_to_string(&old).unwrap(), "a long report from before");
+        destination.write("new".to_owned()).unwrap();
+        assert_eq!(std::fs::read_to_string(&old).unwrap(), "new\n");
+        drop(Destination::open(&new).unwrap());
+        assert!(!new.exists());
+        assert!(Destination::open(&folder.path().join("none/new.json")).is_err());
+    }
+
+    #[test]
+    fn two_reports_do_not_share_a_file() {
+        let [a, b, c] = ["a", "./a", "-"].map(Path::new);
+        assert!(Destination::open_both(Some(a), Some(b)).is_err());
+        assert!(Destination::open_both(Some(c), Some(c)).is_err());
+        assert!(Destination::open_both(Some(c), None).is_ok());
+    }
 }

@@ -150,8 +150,7 @@ const ARRIVALS: Duration = Duration::from_secs(10);
 /// Loads, prints and writes.
 pub(super) async fn run(args: Args) -> Result<()> {
     let options = args.options()?;
-    let json = args.json.as_deref().map(Destination::open).transpose()?;
-    let html = args.html.as_deref().map(Destination::open).transpose()?;
+    let (json, html) = Destination::open_both(args.json.as_deref(), args.html.as_deref())?;
     let shutdown = Shutdown::on_signals().context("cannot listen for signals")?;
     let found = serve(&options, &shutdown).await?;
     report(&found.text(), json, &found)?;
