@@ -242,4 +242,6 @@ async fn a_target_that_cannot_be_asked_is_named() {
     let named = ServeOptions { model: Some("m".to_owned()), ..options(&url, FOUR, Amount::PerSlot(1)) };
     let point = run(&named).await.points.remove(0);
     assert_eq!((point.completed, point.errors["connect"]), (0, 4));
+    let point = run(&ServeOptions { amount: Amount::For(Duration::from_millis(300)), ..named }).await.points.remove(0);
+    assert!(point.requests <= 40, "slots pause when nobody can be reached: {} requests", point.requests);
 }

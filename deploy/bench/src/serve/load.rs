@@ -16,6 +16,8 @@ use super::workload::Workload;
 
 /// Time that tasks have to end once their requests are over.
 const JOIN: Duration = Duration::from_secs(5);
+/// First and longest pause of a slot that cannot reach the server; each is twice the one before.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 
 /// What all requests of a point share.
 pub(crate) struct Point {
@@ -78,12 +80,21 @@ impl Point {
             .map(|_| {
                 let (point, next) = (Arc::clone(self), Arc::clone(&next));
                 tasks.spawn("slot", async move {
+                    let mut pause = PAUSE.0;
                     loop {
                         let index = next.fetch_add(1, Ordering::Relaxed);
                         if index >= n_requests || point.is_over(until) {
                             return;
                         }
-                        point.request(index).await;
+                        if point.request(index).await {
+                            pause = PAUSE.0;
+                            continue;
+                        }
+                        tokio::select! {
+                            () = tokio::time::sleep(pause) => {}
+                            () = point.shutdown.triggered() => return,
+                        }
+                        pause = (2 * pause).min(PAUSE.1);
                     }
                 })
             })
@@ -112,8 +123,8 @@ impl Point {
         self.shutdown.is_triggered() || until.is_some_and(|until| clock::now() >= until)
     }
 
-    /// Sends one request, within its deadline, and records it.
-    async fn request(&self, index: usize) {
+    /// Sends one request, within its deadline, and records it; tells whether the server could be reached.
+    async fn request(&self, index: usize) -> bool {
         let ask = self.workload.ask(self.number, index);
         let lengths = (ask.input_len, ask.output_len);
         let n_parts = ask.output_len as usize;
@@ -128,7 +139,9 @@ impl Point {
             () = self.shutdown.triggered() => Err(Failure::Interrupted),
         };
         self.live.over(result.is_err());
+        let is_reached = !matches!(result, Err(Failure::Connect(_) | Failure::Disconnected(_)));
         let record = Record::new(timeline, lengths, result.err(), self.began, clock::now());
         self.records.lock().unwrap_or_else(PoisonError::into_inner).push(record);
+        is_reached
     }
 }

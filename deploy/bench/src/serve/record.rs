@@ -166,7 +166,8 @@ impl Record {
             ttft_ms: first.map(|first| ms(first.saturating_duration_since(start))),
             tpot_ms,
             e2e_ms: ms(end.saturating_duration_since(start)),
-            gaps_ms,
+            // There may be very many failures, and nobody looks at their gaps.
+            gaps_ms: if failure.is_none() { gaps_ms } else { Vec::new() },
             input_tokens,
             output_tokens,
             is_short: failure.is_none() && output_tokens < output_len.into(),

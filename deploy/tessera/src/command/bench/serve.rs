@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use bench::serve::{
-    Amount, Goals, Lengths, Load, PromptKind, ServeOptions, ServeReport, Target, TraceEntry, read_trace, serve,
+    Amount, Goals, Lengths, Load, PointReport, PromptKind, ServeOptions, ServeReport, Target, TraceEntry, read_trace, serve,
 };
 use daemon::shutdown::Shutdown;
 
@@ -158,9 +158,13 @@ pub(super) async fn run(args: Args) -> Result<()> {
     judge(&found)
 }
 
-/// Fails when nothing at all was answered, though someone waited for it.
+/// Fails when most requests failed, or nothing at all was answered, though someone waited for it.
 fn judge(found: &ServeReport) -> Result<()> {
-    let n_completed: usize = found.points.iter().map(|point| point.completed).sum();
+    let sum = |count: fn(&PointReport) -> usize| found.points.iter().map(count).sum::<usize>();
+    let (n_completed, n_failed) = (sum(|point| point.completed), sum(PointReport::n_errors));
+    if n_failed > n_completed {
+        bail!("{n_failed} of {} requests failed", n_completed + n_failed);
+    }
     if n_completed == 0 && !found.interrupted {
         bail!("no request was answered");
     }
