@@ -116,19 +116,19 @@ async fn measure(
     number: u32,
     load: &Load,
 ) -> PointReport {
-    let label = PointReport::new(load, &options.goals, Vec::new()).label();
+    let label = PointReport::new(load, &options.goals, Vec::new(), None).label();
     let n_requests = match options.amount {
         Amount::For(_) => None,
         amount => Some(workload.n_requests(load, amount) as u64),
     };
     let processor_before = processor::seconds();
     let point = Point::new(client, workload, shutdown, (options.connections_max, options.timeout), number);
-    let records = tokio::select! {
-        records = point.run(load, options.amount) => records,
-        () = progress::show(label, Arc::clone(&point.live), n_requests) => Vec::new(),
+    let (records, window_s) = tokio::select! {
+        seen = point.run(load, options.amount) => seen,
+        () = progress::show(label, Arc::clone(&point.live), n_requests) => (Vec::new(), None),
     };
     let seconds = clock::now().duration_since(point.began).as_secs_f64();
-    let mut report = PointReport::new(load, &options.goals, records);
+    let mut report = PointReport::new(load, &options.goals, records, window_s);
     report.client_cpu_fraction = processor_before
         .zip(processor::seconds())
         .filter(|_| seconds > 0.0)

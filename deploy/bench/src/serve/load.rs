@@ -55,23 +55,29 @@ impl Point {
         })
     }
 
-    /// Sends all requests of `load` and returns what was seen, in the order of their ends.
-    pub(crate) async fn run(self: &Arc<Self>, load: &Load, amount: Amount) -> Vec<Record> {
+    /// Sends all requests of `load` and returns what was seen, in the order of their ends, and the end of the time in
+    /// which others could have arrived, if they arrive by themselves.
+    pub(crate) async fn run(self: &Arc<Self>, load: &Load, amount: Amount) -> (Vec<Record>, Option<f64>) {
         let n_requests = self.workload.n_requests(load, amount);
         let until = match amount {
             Amount::For(time) => self.began.checked_add(time),
             Amount::Requests(_) | Amount::PerSlot(_) => None,
         };
         let tasks = Tasks::new();
-        match load {
+        let mut window = match load {
             Load::Closed { concurrency } => {
-                self.closed(&tasks, (*concurrency).min(n_requests), n_requests, until).await
+                self.closed(&tasks, (*concurrency).min(n_requests), n_requests, until).await;
+                None
             }
-            Load::Open { .. } | Load::Replayed { .. } => self.open(&tasks, load, n_requests, until).await,
-        }
+            Load::Open { .. } | Load::Replayed { .. } => Some(self.open(&tasks, load, n_requests, until).await),
+        };
         // Every request has a deadline of its own; one that outlives it is not in the records.
         drop(tasks.join(self.timeout.saturating_add(JOIN)).await);
-        std::mem::take(&mut *self.records.lock().unwrap_or_else(PoisonError::into_inner))
+        if self.shutdown.is_triggered() {
+            window = window.map(|end| end.min(clock::now()));
+        }
+        let records = std::mem::take(&mut *self.records.lock().unwrap_or_else(PoisonError::into_inner));
+        (records, window.map(|end| end.saturating_duration_since(self.began).as_secs_f64()))
     }
 
     async fn closed(self: &Arc<Self>, tasks: &Tasks, slots: usize, n_requests: usize, until: Option<Instant>) {
@@ -105,18 +111,22 @@ impl Point {
         }
     }
 
-    async fn open(self: &Arc<Self>, tasks: &Tasks, load: &Load, n_requests: usize, until: Option<Instant>) {
+    /// Sends requests as they arrive and returns when arrivals are over.
+    async fn open(self: &Arc<Self>, tasks: &Tasks, load: &Load, n_requests: usize, until: Option<Instant>) -> Instant {
         for (index, after) in self.workload.arrivals(self.number, load).take(n_requests).enumerate() {
-            let Some(due) = self.began.checked_add(after).filter(|due| until.is_none_or(|until| *due < until)) else {
-                return;
-            };
+            let due = self.began.checked_add(after);
+            if let Some(until) = until.filter(|until| due.is_none_or(|due| due >= *until)) {
+                return until;
+            }
+            let Some(due) = due else { break };
             tokio::select! {
                 () = tokio::time::sleep_until(due.into()) => {}
-                () = self.shutdown.triggered() => return,
+                () = self.shutdown.triggered() => break,
             }
             let point = Arc::clone(self);
             tasks.spawn("request", async move { point.request(index).await });
         }
+        clock::now()
     }
 
     fn is_over(&self, until: Option<Instant>) -> bool {

@@ -57,7 +57,8 @@ pub struct PointReport {
     pub errors: BTreeMap<String, usize>,
     /// The first failure of each kind, in words.
     pub error_examples: BTreeMap<String, String>,
-    /// From the first request's start to the last one's end.
+    /// From the first request's start to the last one's end; arrivals count from the beginning of the time that was
+    /// given to them, and at least to its end.
     pub duration_s: f64,
     /// Prompt tokens of completed requests.
     pub input_tokens: u64,
@@ -89,12 +90,15 @@ pub struct PointReport {
 }
 
 impl PointReport {
-    /// Sums up what was seen of a point's requests.
+    /// Sums up what was seen of a point's requests; `window_s` is the end of the time given to arrivals.
     #[must_use]
-    pub fn new(load: &Load, goals: &Goals, records: Vec<Record>) -> Self {
+    pub fn new(load: &Load, goals: &Goals, records: Vec<Record>, window_s: Option<f64>) -> Self {
         let starts = records.iter().map(|record| record.start_s);
-        let ends = records.iter().map(|record| record.end_s);
-        let duration_s = (ends.fold(0.0, f64::max) - starts.fold(f64::INFINITY, f64::min)).max(0.0);
+        let last_end = records.iter().map(|record| record.end_s).fold(0.0, f64::max);
+        let duration_s = match window_s {
+            Some(window_s) => last_end.max(window_s),
+            None => (last_end - starts.fold(f64::INFINITY, f64::min)).max(0.0),
+        };
         let completed: Vec<&Record> = records.iter().filter(|record| record.failure.is_none()).collect();
         let interrupted = records.iter().filter(|record| record.failure == Some(Failure::Interrupted)).count();
         let good = completed.iter().filter(|record| is_good(record, goals)).count();
@@ -261,7 +265,7 @@ mod tests {
             record(1.0, 0.0, None, Some(Failure::Connect("refused".to_owned()))),
             record(1.0, 0.0, None, Some(Failure::Interrupted)),
         ];
-        let point = PointReport::new(&CLOSED, &goals, records);
+        let point = PointReport::new(&CLOSED, &goals, records, None);
         assert_eq!((point.requests, point.completed, point.interrupted), (6, 4, 1));
         assert_eq!((point.duration_s, point.goodput_requests_per_s, point.goodput_fraction), (2.0, 1.0, 0.4));
         assert_eq!(point.errors, BTreeMap::from([("connect".to_owned(), 1)]));
@@ -270,8 +274,18 @@ mod tests {
     }
 
     #[test]
+    fn arrivals_are_counted_over_the_time_in_which_they_could_come() {
+        let point = |window_s| {
+            let records = vec![record(0.0, 50.0, None, None)];
+            PointReport::new(&Load::Open { rate: 0.1 }, &Goals::default(), records, Some(window_s))
+        };
+        assert_eq!((point(10.0).duration_s, point(10.0).requests_per_s), (10.0, 0.1));
+        assert_eq!(point(0.5).duration_s, 1.0);
+    }
+
+    #[test]
     fn nothing_measured_is_zeros_not_nonsense() {
-        let point = PointReport::new(&CLOSED, &Goals::default(), Vec::new());
+        let point = PointReport::new(&CLOSED, &Goals::default(), Vec::new(), None);
         assert_eq!((point.duration_s, point.output_tokens_per_s, point.goodput_fraction), (0.0, 0.0, 0.0));
         let json = serde_json::to_string(&point).unwrap();
         assert!(!json.contains("null,\"p50"), "{json}");
