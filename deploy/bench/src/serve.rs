@@ -15,6 +15,7 @@ mod trace;
 mod workload;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use daemon::client::AddressError;
 use daemon::clock;
@@ -31,6 +32,9 @@ use workload::Workload;
 
 /// Number of the point whose prompts warm up.
 const WARMUP: u32 = u32::MAX >> 1;
+
+/// Longest time to ask for the model; less when a request may take less.
+const MODELS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why nothing can be measured.
 #[derive(Debug, Error)]
@@ -64,7 +68,7 @@ pub enum ServeError {
 /// When the target cannot be asked at all; requests that fail are part of the report.
 pub async fn serve(options: &ServeOptions, shutdown: &Shutdown) -> Result<ServeReport, ServeError> {
     let started_unix_ms = clock::unix_ms();
-    let client = Arc::new(Client::new(options).await?);
+    let client = Arc::new(ask_for_model(options, shutdown).await?);
     let workload = Arc::new(Workload::new(options));
     warm_up(options, &client, &workload, shutdown).await;
     let mut points = Vec::with_capacity(options.points.len());
@@ -74,14 +78,14 @@ pub async fn serve(options: &ServeOptions, shutdown: &Shutdown) -> Result<ServeR
         }
         points.push(measure(options, &client, &workload, shutdown, number, load).await);
     }
-    let (target, api) = match (&options.target, options.prompt) {
-        (Target::Http { url, .. }, PromptKind::Chat) => (url.clone(), "chat"),
-        (Target::Http { url, .. }, _) => (url.clone(), "completions"),
-        (Target::Grpc(address), _) => (address.clone(), "grpc"),
+    let api = match (&options.target, options.prompt) {
+        (Target::Http { .. }, PromptKind::Chat) => "chat",
+        (Target::Http { .. }, _) => "completions",
+        (Target::Grpc(_), _) => "grpc",
     };
     Ok(ServeReport {
         bench: "serve",
-        target,
+        target: options.target.to_string(),
         api,
         model: client.model().to_owned(),
         input_len: options.lengths.input,
@@ -92,6 +96,18 @@ pub async fn serve(options: &ServeOptions, shutdown: &Shutdown) -> Result<ServeR
         interrupted: shutdown.is_triggered(),
         points,
     })
+}
+
+/// Gets ready to ask; the target may be slow to tell its models, or never do so.
+async fn ask_for_model(options: &ServeOptions, shutdown: &Shutdown) -> Result<Client, ServeError> {
+    let failed = |failure| ServeError::Models { url: options.target.to_string(), failure };
+    let limit = options.timeout.min(MODELS_TIMEOUT);
+    tokio::select! {
+        client = tokio::time::timeout(limit, Client::new(options)) => {
+            client.unwrap_or_else(|_| Err(failed(Failure::Timeout(limit))))
+        }
+        () = shutdown.triggered() => Err(failed(Failure::Interrupted)),
+    }
 }
 
 async fn warm_up(options: &ServeOptions, client: &Arc<Client>, workload: &Arc<Workload>, shutdown: &Shutdown) {

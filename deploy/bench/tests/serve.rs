@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use bench::serve::{Amount, Goals, Lengths, Load, PromptKind, ServeError, ServeOptions, ServeReport, Target, serve};
+use bench::serve::{Amount, Failure, Goals, Lengths, Load, PromptKind, ServeError, ServeOptions, ServeReport, Target, serve};
 use daemon::shutdown::{Shutdown, Trigger};
 use daemon::task::Tasks;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -239,6 +239,15 @@ async fn a_target_that_cannot_be_asked_is_named() {
         let error = serve(&options(wrong, FOUR, Amount::PerSlot(1)), &Shutdown::never()).await.unwrap_err();
         assert!(matches!(error, ServeError::Url { .. }), "{wrong}: {error}");
     }
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let silent = format!("http://{}", listener.local_addr().unwrap());
+    let hurried = ServeOptions { timeout: Duration::from_millis(50), ..options(&silent, FOUR, Amount::PerSlot(1)) };
+    let error = serve(&hurried, &Shutdown::never()).await.unwrap_err();
+    assert!(matches!(error, ServeError::Models { failure: Failure::Timeout(_), .. }), "{error}");
+    let (trigger, shutdown) = Shutdown::pair();
+    trigger.fire();
+    let error = serve(&options(&silent, FOUR, Amount::PerSlot(1)), &shutdown).await.unwrap_err();
+    assert!(matches!(error, ServeError::Models { failure: Failure::Interrupted, .. }), "{error}");
     let named = ServeOptions { model: Some("m".to_owned()), ..options(&url, FOUR, Amount::PerSlot(1)) };
     let point = run(&named).await.points.remove(0);
     assert_eq!((point.completed, point.errors["connect"]), (0, 4));

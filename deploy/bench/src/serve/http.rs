@@ -186,21 +186,17 @@ impl HttpClient {
     }
 
     async fn first_model(&self) -> Result<String, Failure> {
-        let asking = async {
-            let mut sender = self.connect().await?;
-            let request = self.request("GET", "models", Bytes::new());
-            let response = sender.send_request(request).await.map_err(disconnected)?;
-            let status = response.status();
-            let body = text(response).await?;
-            if !status.is_success() {
-                return Err(Failure::Status { status: status.as_u16(), body: shorten(&body) });
-            }
-            let answer: Value = serde_json::from_str(&body).map_err(|error| Failure::Malformed(error.to_string()))?;
-            let id = answer["data"][0]["id"].as_str().map(ToOwned::to_owned);
-            id.ok_or_else(|| Failure::Malformed("no model is listed".to_owned()))
-        };
-        let limit = CONNECT_TIMEOUT * 2;
-        tokio::time::timeout(limit, asking).await.unwrap_or(Err(Failure::Timeout(limit)))
+        let mut sender = self.connect().await?;
+        let request = self.request("GET", "models", Bytes::new());
+        let response = sender.send_request(request).await.map_err(disconnected)?;
+        let status = response.status();
+        let body = text(response).await?;
+        if !status.is_success() {
+            return Err(Failure::Status { status: status.as_u16(), body: shorten(&body) });
+        }
+        let answer: Value = serde_json::from_str(&body).map_err(|error| Failure::Malformed(error.to_string()))?;
+        let id = answer["data"][0]["id"].as_str().map(ToOwned::to_owned);
+        id.ok_or_else(|| Failure::Malformed("no model is listed".to_owned()))
     }
 
     fn request(&self, method: &str, path: &str, body: Bytes) -> Request<Full<Bytes>> {

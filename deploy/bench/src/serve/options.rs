@@ -1,5 +1,6 @@
 //! What a load is made of.
 
+use std::fmt;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
@@ -46,6 +47,15 @@ pub enum Target {
     },
     /// A Tessera router's gRPC at `HOST:PORT`.
     Grpc(String),
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Http { url, .. } => f.write_str(url),
+            Self::Grpc(address) => f.write_str(address),
+        }
+    }
 }
 
 /// What a prompt is made of.
