@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-/// How a quantity is distributed; everything is 0 when nothing was measured.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+/// How a quantity is distributed; no number, and so null in JSON, when nothing was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Distribution {
     /// Values measured.
     pub n: usize,
@@ -22,12 +22,15 @@ pub struct Distribution {
 }
 
 impl Distribution {
+    const NOTHING: Self =
+        Self { n: 0, mean: f64::NAN, p50: f64::NAN, p90: f64::NAN, p99: f64::NAN, min: f64::NAN, max: f64::NAN };
+
     /// Summarises values, which are sorted in place; those that are not finite are left out.
     #[must_use]
     pub fn of(values: &mut Vec<f64>) -> Self {
         values.retain(|value| value.is_finite());
         values.sort_unstable_by(f64::total_cmp);
-        let (Some(&min), Some(&max)) = (values.first(), values.last()) else { return Self::default() };
+        let (Some(&min), Some(&max)) = (values.first(), values.last()) else { return Self::NOTHING };
         Self {
             n: values.len(),
             mean: values.iter().sum::<f64>() / values.len() as f64,
@@ -52,7 +55,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Summarises repetitions; everything is 0 when there are none.
+    /// Summarises repetitions; no number when there are none.
     #[must_use]
     pub fn of(mut values: Vec<f64>) -> Self {
         let Distribution { p50, min, max, .. } = Distribution::of(&mut values);
@@ -87,6 +90,7 @@ mod tests {
         let found = Distribution::of(&mut vec![3.0, f64::NAN, 1.0, 2.0]);
         assert_eq!((found.n, found.mean, found.p50, found.min, found.max), (3, 2.0, 2.0, 1.0, 3.0));
         assert!(found.p50 <= found.p90 && found.p90 <= found.p99 && found.p99 <= found.max);
-        assert_eq!(Distribution::of(&mut Vec::new()), Distribution::default());
+        let nothing = serde_json::to_value(Distribution::of(&mut Vec::new())).unwrap();
+        assert!(nothing["n"] == 0 && nothing["p50"].is_null() && nothing["max"].is_null(), "{nothing}");
     }
 }

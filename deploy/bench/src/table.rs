@@ -34,9 +34,10 @@ impl Table {
     }
 }
 
-/// Writes a number with about four significant digits.
+/// Writes a number with about four significant digits; none is `-`.
 pub(crate) fn number(value: f64) -> String {
     match value.abs() {
+        size if size.is_nan() => "-".to_owned(),
         size if size >= 1000.0 => format!("{value:.0}"),
         size if size >= 100.0 => format!("{value:.1}"),
         size if size >= 1.0 => format!("{value:.2}"),
