@@ -3,13 +3,14 @@
 //! Each returns a report with tables for people and JSON for scripts, whose fields stay as they are.
 //!
 //! # JSON of [`serve`](serve::serve)
-//! One object: `bench` (`"serve"`), `target`, `api`, `model`, `input_len`, `output_len`, `shared_prefix`, `seed`,
-//! `started_unix_ms`, `interrupted`, and `points`, in each of which:
+//! One object: `bench` (`"serve"`), `target`, `api`, `model`, `trace` (its name, or null), `goals` (`ttft_ms` and
+//! `tpot_ms`, or null), `input_len`, `output_len`, `shared_prefix`, `seed`, `started_unix_ms`, `interrupted`, and
+//! `points`, in each of which:
 //! `concurrency` or `rate` or `speed` (the other two are null), `requests`, `completed`, `short`, `interrupted`,
 //! `errors` (kind to count; kinds are `connect`, `timeout`, `disconnected`, `stream`, `malformed`, `status_NNN`),
 //! `error_examples`, `duration_s`, `input_tokens`, `output_tokens`, `output_tokens_per_s`, `total_tokens_per_s`,
 //! `requests_per_s`, `goodput_requests_per_s`, `goodput_fraction`, `client_cpu_fraction` (of one core), and
-//! `ttft_ms`, `tpot_ms`, `itl_ms`, `e2e_ms`, each `{n, mean, p50, p90, p99, min, max}`.
+//! `ttft_ms`, `tpot_ms`, `itl_ms`, `e2e_ms`, each `{n, mean, p50, p90, p99, min, max}`, null when n is 0.
 //!
 //! # JSON of [`engine`](engine::engine)
 //! One object: `bench` (`"engine"`), `model`, `threads`, `numerics`, `kv_dtype`, `weight_bytes`, `kv_bytes_per_token`,

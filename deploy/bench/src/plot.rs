@@ -2,16 +2,16 @@
 
 use std::fmt::Write as _;
 
-use crate::table::number;
-
 const WIDTH: f64 = 560.0;
 const HEIGHT: f64 = 280.0;
 const LEFT: f64 = 64.0;
-const RIGHT: f64 = 12.0;
+const RIGHT: f64 = 26.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 42.0;
 /// Ticks of an axis, about.
 const N_TICKS: f64 = 5.0;
+/// Colours that a page has; lines of further series are dashed.
+pub(crate) const N_COLOURS: usize = 12;
 /// Most points drawn of a series.
 const POINTS_MAX: usize = 600;
 
@@ -19,6 +19,8 @@ const POINTS_MAX: usize = 600;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
     Line,
+    /// A line that keeps its height up to the next point, and begins at nothing.
+    Steps,
     Dots,
     Bars,
 }
@@ -66,7 +68,7 @@ impl Plot {
         if self.series.len() > 1 {
             svg.push_str("<ul class=\"legend\">");
             for (index, series) in self.series.iter().enumerate() {
-                let _ = write!(svg, "<li class=\"s{}\">{}</li>", index % 6, escape(&series.name));
+                let _ = write!(svg, "<li class=\"s{}\">{}</li>", index % N_COLOURS, escape(&series.name));
             }
             svg.push_str("</ul>");
         }
@@ -83,10 +85,10 @@ pub(crate) fn cumulative(name: &str, mut values: Vec<f64>) -> Series {
     Series { name: name.to_owned(), points }
 }
 
-/// Counts of values in `n` equal bins from 0 to the largest, at the bins' middles.
+/// Counts of values in `n` equal bins from 0 to the largest, at the bins' middles; nothing of no values.
 pub(crate) fn histogram(name: &str, values: &[f64], n: usize) -> Series {
     let max = values.iter().copied().filter(|value| value.is_finite()).fold(0.0, f64::max);
-    let mut counts = vec![0u32; n.max(1)];
+    let mut counts = vec![0u32; if values.is_empty() { 0 } else { n.max(1) }];
     let width = if max > 0.0 { max / counts.len() as f64 } else { 1.0 };
     for &value in values.iter().filter(|value| value.is_finite() && **value >= 0.0) {
         let last = counts.len() - 1;
@@ -120,6 +122,12 @@ impl Axis {
         let n = (self.max / self.step).round() as u32;
         (0..=n).map(move |tick| f64::from(tick) * self.step)
     }
+
+    /// A tick with as many decimals as the step has.
+    fn label(&self, tick: f64) -> String {
+        let decimals = (-(self.step * 1.000_001).log10().floor()).max(0.0) as usize;
+        format!("{tick:.decimals$}")
+    }
 }
 
 fn place_x(axis: &Axis, value: f64) -> f64 {
@@ -139,7 +147,7 @@ fn grid(svg: &mut String, x: &Axis, y: &Axis, plot: &Plot) {
             "<path class=\"grid\" d=\"M{LEFT} {at:.1}H{right}\"/><text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
             LEFT - 6.0,
             at + 4.0,
-            short(tick)
+            y.label(tick)
         );
     }
     for tick in x.ticks() {
@@ -148,7 +156,7 @@ fn grid(svg: &mut String, x: &Axis, y: &Axis, plot: &Plot) {
             svg,
             "<path class=\"grid\" d=\"M{at:.1} {TOP}V{bottom}\"/><text x=\"{at:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{}</text>",
             bottom + 16.0,
-            short(tick)
+            x.label(tick)
         );
     }
     let middle = (LEFT + right) / 2.0;
@@ -164,11 +172,13 @@ fn grid(svg: &mut String, x: &Axis, y: &Axis, plot: &Plot) {
 }
 
 fn draw(svg: &mut String, mark: Mark, index: usize, points: &[(f64, f64)]) {
-    let class = index % 6;
+    let class = index % N_COLOURS;
     match mark {
-        Mark::Line => {
+        Mark::Line | Mark::Steps => {
+            let points = if mark == Mark::Steps { &steps(points) } else { points };
             let path: Vec<String> = points.iter().map(|(x, y)| format!("{x:.1} {y:.1}")).collect();
-            let _ = write!(svg, "<polyline class=\"line s{class}\" points=\"{}\"/>", path.join(" "));
+            let dashes = if index < N_COLOURS { "" } else { " stroke-dasharray=\"5 3\"" };
+            let _ = write!(svg, "<polyline class=\"line s{class}\"{dashes} points=\"{}\"/>", path.join(" "));
             if let [(x, y)] = points {
                 let _ = write!(svg, "<circle class=\"dot s{class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\"/>");
             }
@@ -200,13 +210,15 @@ fn thin(points: &[(f64, f64)]) -> impl Iterator<Item = (f64, f64)> {
     points.iter().enumerate().filter(move |(index, _)| index % step == 0 || *index == last).map(|(_, point)| *point)
 }
 
-/// A tick's label.
-fn short(value: f64) -> String {
-    if value.abs() >= 1.0 && value.fract() == 0.0 {
-        return format!("{value:.0}");
+/// The corners of steps from the origin through placed points.
+fn steps(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    let mut corners = vec![(LEFT, HEIGHT - BOTTOM)];
+    let mut height = HEIGHT - BOTTOM;
+    for &(x, y) in points {
+        corners.extend([(x, height), (x, y)]);
+        height = y;
     }
-    let text = number(value);
-    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+    corners
 }
 
 #[cfg(test)]
@@ -219,6 +231,19 @@ mod tests {
         assert_eq!(axis(97.0), (100.0, 20.0));
         assert_eq!(axis(0.0), (1.0, 0.2));
         assert!((axis(0.0034).0 - 0.004).abs() < 1e-12);
+        let labels = |max| Axis::over(max).ticks().map(|tick| Axis::over(max).label(tick)).collect::<Vec<_>>();
+        assert_eq!(labels(0.0004), ["0.0000", "0.0001", "0.0002", "0.0003", "0.0004"]);
+        assert_eq!(labels(97.0), ["0", "20", "40", "60", "80", "100"]);
+    }
+
+    #[test]
+    fn distributions_climb_in_steps_from_nothing() {
+        let bottom = HEIGHT - BOTTOM;
+        assert_eq!(
+            steps(&[(80.0, 9.0), (90.0, 5.0)]),
+            [(LEFT, bottom), (80.0, bottom), (80.0, 9.0), (90.0, 9.0), (90.0, 5.0)]
+        );
+        assert!(histogram("h", &[], 5).points.is_empty());
     }
 
     #[test]

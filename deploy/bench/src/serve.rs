@@ -88,6 +88,8 @@ pub async fn serve(options: &ServeOptions, shutdown: &Shutdown) -> Result<ServeR
         target: options.target.to_string(),
         api,
         model: client.model().to_owned(),
+        trace: options.trace_name.clone(),
+        goals: options.goals,
         input_len: options.lengths.input,
         output_len: options.lengths.output,
         shared_prefix: options.lengths.shared_prefix,

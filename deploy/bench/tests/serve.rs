@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use bench::serve::{Amount, Failure, Goals, Lengths, Load, PromptKind, ServeError, ServeOptions, ServeReport, Target, serve};
+use bench::serve::{
+    Amount, Failure, Goals, Lengths, Load, PromptKind, ServeError, ServeOptions, ServeReport, Target, serve,
+};
 use daemon::shutdown::{Shutdown, Trigger};
 use daemon::task::Tasks;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -131,6 +133,7 @@ fn options(url: &str, load: Load, amount: Amount) -> ServeOptions {
         points: vec![load],
         amount,
         trace: None,
+        trace_name: None,
         warmup: 0,
         timeout: Duration::from_secs(60),
         connections_max: 64,
@@ -251,6 +254,8 @@ async fn a_target_that_cannot_be_asked_is_named() {
     let named = ServeOptions { model: Some("m".to_owned()), ..options(&url, FOUR, Amount::PerSlot(1)) };
     let point = run(&named).await.points.remove(0);
     assert_eq!((point.completed, point.errors["connect"]), (0, 4));
+    let page = run(&named).await.html();
+    assert!(page.contains("4 failed (connect)") && !page.contains("<svg"), "{page}");
     let point = run(&ServeOptions { amount: Amount::For(Duration::from_millis(300)), ..named }).await.points.remove(0);
     assert!(point.requests <= 40, "slots pause when nobody can be reached: {} requests", point.requests);
 }

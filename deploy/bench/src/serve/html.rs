@@ -2,7 +2,7 @@
 
 use super::record::Record;
 use super::report::{PointReport, ServeReport};
-use crate::plot::{Mark, Plot, Series, cumulative, escape, histogram};
+use crate::plot::{Mark, N_COLOURS, Plot, Series, cumulative, escape, histogram};
 use crate::table::number;
 
 /// Bins of the histogram.
@@ -10,9 +10,11 @@ const N_BINS: usize = 40;
 
 const STYLE: &str = "\
 :root{color-scheme:light dark;--ink:#1c2128;--soft:#67707d;--paper:#fff;--rule:#dfe3e8;\
---c0:#2563c9;--c1:#c2571a;--c2:#2a8a57;--c3:#8a4bb8;--c4:#b0344d;--c5:#5d6b1f}\
+--c0:#2563c9;--c1:#c2571a;--c2:#2a8a57;--c3:#8a4bb8;--c4:#b0344d;--c5:#5d6b1f;\
+--c6:#0e8a9a;--c7:#a67c00;--c8:#d0409c;--c9:#4a5568;--c10:#7a4a28;--c11:#3fae2a}\
 @media(prefers-color-scheme:dark){:root{--ink:#e3e7ec;--soft:#97a1ad;--paper:#14181d;--rule:#2b323a;\
---c0:#6ea3f5;--c1:#ee9257;--c2:#5fc48f;--c3:#bd8be4;--c4:#ec7d93;--c5:#b3c463}}\
+--c0:#6ea3f5;--c1:#ee9257;--c2:#5fc48f;--c3:#bd8be4;--c4:#ec7d93;--c5:#b3c463;\
+--c6:#45c2d3;--c7:#d9b23a;--c8:#ee7fc4;--c9:#a3b1c6;--c10:#c79468;--c11:#7fd66b}}\
 body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:74rem;margin:2rem auto;padding:0 1rem}\
 h1{font-size:1.4rem;margin:0}p{color:var(--soft);margin:.2rem 0 1.2rem}\
 .scroll{overflow-x:auto}table{border-collapse:collapse;font-variant-numeric:tabular-nums;margin:0 0 1.5rem}\
@@ -29,7 +31,7 @@ impl ServeReport {
     #[must_use]
     pub fn html(&self) -> String {
         let mut style = STYLE.to_owned();
-        for n in 0..6 {
+        for n in 0..N_COLOURS {
             style.push_str(&format!(
                 ".line.s{n}{{stroke:var(--c{n})}}.dot.s{n}{{fill:var(--c{n})}}.legend .s{n}{{color:var(--c{n})}}"
             ));
@@ -39,10 +41,11 @@ impl ServeReport {
         format!(
             "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
              <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\"><title>{title}</title>\
-             <style>{style}</style></head><body>\n<h1>{title}</h1>\n<p>{}</p>\n{}{}<div class=\"plots\">\n{plots}</div>\n</body></html>\n",
+             <style>{style}</style></head><body>\n<h1>{title}</h1>\n<p>{}</p>\n{}{}{}<div class=\"plots\">\n{plots}</div>\n</body></html>\n",
             escape(&self.summary()),
             self.delivered(),
             self.latencies(),
+            self.remarks(),
             title = escape(&title),
         )
     }
@@ -50,8 +53,12 @@ impl ServeReport {
     fn summary(&self) -> String {
         let Self { api, input_len, output_len, shared_prefix, seed, .. } = self;
         let prefix = if *shared_prefix > 0 { format!("{shared_prefix} shared and ") } else { String::new() };
+        let lengths = match &self.trace {
+            Some(trace) => format!("{prefix}lengths of {trace}"),
+            None => format!("{prefix}{input_len} tokens in, {output_len} out"),
+        };
         let interrupted = if self.interrupted { "; interrupted" } else { "" };
-        format!("{api}; {prefix}{input_len} tokens in, {output_len} out; seed {seed}{interrupted}")
+        format!("{api}; {lengths}; seed {seed}{interrupted}")
     }
 
     fn delivered(&self) -> String {
@@ -60,7 +67,7 @@ impl ServeReport {
             let mut row = vec![point.label(), point.completed.to_string(), point.n_errors().to_string()];
             let numbers = [point.duration_s, point.output_tokens_per_s, point.total_tokens_per_s, point.requests_per_s];
             row.extend(numbers.map(number));
-            row.push(format!("{:.0}%", 100.0 * point.goodput_fraction));
+            row.push(self.good(point));
             row
         });
         table(&head, rows)
@@ -76,10 +83,15 @@ impl ServeReport {
         table(&["latency in ms", "mean", "p50", "p90", "p99", "max"], rows)
     }
 
+    fn remarks(&self) -> String {
+        let remarks: String = self.notes().iter().map(|note| format!("<li>{}</li>\n", escape(note))).collect();
+        if remarks.is_empty() { remarks } else { format!("<ul>\n{remarks}</ul>\n") }
+    }
+
     fn plots(&self) -> Vec<Plot> {
         let distribution = |title: &str, time: fn(&Record) -> Option<f64>| {
             let series = self.points.iter().map(|point| cumulative(&point.label(), times(point, time)));
-            plot(title, ("ms", "part of requests"), Mark::Line, series.collect())
+            plot(title, ("ms", "part of requests"), Mark::Steps, series.collect())
         };
         let over_time = self.points.iter().map(|point| {
             let first = |record: &Record| record.ttft_ms.map(|ttft| (record.start_s, ttft));
@@ -117,7 +129,8 @@ impl ServeReport {
         };
         points.sort_by(|(a, _), (b, _)| a.total_cmp(b));
         let series = vec![Series { name: "output".to_owned(), points }];
-        (series[0].points.len() > 1).then(|| plot("Throughput", (x, "output tokens/s"), Mark::Line, series))
+        let has_any = self.points.iter().any(|point| point.completed > 0);
+        (has_any && series[0].points.len() > 1).then(|| plot("Throughput", (x, "output tokens/s"), Mark::Line, series))
     }
 }
 

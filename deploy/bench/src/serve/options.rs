@@ -4,6 +4,8 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
+use serde::Serialize;
+
 use super::trace::TraceEntry;
 
 /// Everything `tessera bench serve` is told.
@@ -23,6 +25,8 @@ pub struct ServeOptions {
     pub amount: Amount,
     /// Requests to copy, in order, in place of [`Lengths`]; a point sends no more than there are.
     pub trace: Option<Vec<TraceEntry>>,
+    /// Name of the trace, for the report.
+    pub trace_name: Option<String>,
     /// Requests sent before the first point, as many at once as it has, and not counted.
     pub warmup: usize,
     /// Time that one request may take, waiting for a connection included.
@@ -121,7 +125,7 @@ pub enum Amount {
 }
 
 /// What a request must reach to count as good; none is reached by all that complete.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Goals {
     /// Longest time to first token.
     pub ttft_ms: Option<f64>,

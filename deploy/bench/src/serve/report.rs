@@ -20,6 +20,10 @@ pub struct ServeReport {
     pub api: &'static str,
     /// Name of the model that was asked for.
     pub model: String,
+    /// Name of the trace that was copied.
+    pub trace: Option<String>,
+    /// What a request had to reach to count as good.
+    pub goals: Goals,
     /// Tokens of a prompt that was asked for, shared prefix not included; a trace has its own.
     pub input_len: u32,
     /// Tokens of an output that was asked for; a trace has its own.
@@ -180,21 +184,37 @@ impl ServeReport {
                 number(point.output_tokens_per_s),
                 number(point.total_tokens_per_s),
                 number(point.requests_per_s),
-                format!("{:.0}%", 100.0 * point.goodput_fraction),
+                self.good(point),
             ]);
             for (name, d) in point.latencies() {
                 let values = [d.mean, d.p50, d.p90, d.p99, d.max].map(number);
                 latencies.row([vec![format!("{name}, {}", point.label())], values.to_vec()].concat());
             }
         }
-        let notes: Vec<String> = self.points.iter().flat_map(notes).collect();
         let model = format!("{} at {} ({})", self.model, self.target, self.api);
-        let parts = [model, delivered.render(), latencies.render(), notes.join("\n")];
+        let parts = [model, delivered.render(), latencies.render(), self.notes().join("\n")];
         parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("\n\n")
+    }
+
+    /// What a reader of the tables must know beside the numbers.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        let goal = |name, goal: Option<f64>| goal.map(|ms| format!("{name} of at most {} ms", number(ms)));
+        let goals = [goal("TTFT", self.goals.ttft_ms), goal("TPOT", self.goals.tpot_ms)];
+        let goals = goals.into_iter().flatten().collect::<Vec<_>>().join(" and ");
+        let goals = (!goals.is_empty()).then(|| format!("good is a {goals}"));
+        goals.into_iter().chain(self.points.iter().flat_map(notes)).collect()
+    }
+
+    /// The part of requests that is good, if there are goals.
+    pub(crate) fn good(&self, point: &PointReport) -> String {
+        match self.goals {
+            Goals { ttft_ms: None, tpot_ms: None } => number(f64::NAN),
+            _ => format!("{:.0}%", 100.0 * point.goodput_fraction),
+        }
     }
 }
 
-/// What a reader of the tables must know beside the numbers.
+/// What a reader of the tables must know of a point beside the numbers.
 fn notes(point: &PointReport) -> Vec<String> {
     let label = point.label();
     let mut notes: Vec<String> = (point.errors.iter())

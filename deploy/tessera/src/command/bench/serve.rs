@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use bench::serve::{
-    Amount, Goals, Lengths, Load, PointReport, PromptKind, ServeOptions, ServeReport, Target, TraceEntry, read_trace, serve,
+    Amount, Goals, Lengths, Load, PointReport, PromptKind, ServeOptions, ServeReport, Target, TraceEntry, read_trace,
+    serve,
 };
 use daemon::shutdown::Shutdown;
 
@@ -191,6 +192,7 @@ impl Args {
             points: self.load.points(),
             amount: self.load.amount(),
             trace,
+            trace_name: self.load.trace.as_ref().map(|path| path.display().to_string()),
             warmup: self.warmup.min(REQUESTS_MAX),
             timeout: seconds(self.timeout),
             connections_max: self.max_connections,
