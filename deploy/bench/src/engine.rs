@@ -179,7 +179,8 @@ pub fn engine(options: &EngineOptions, progress: &mut dyn FnMut(&str)) -> Result
     let load_s = clock::now().duration_since(began).as_secs_f64();
     progress("measuring the machine");
     let roofline = Roofline::measure(ops.isa(), threads)?;
-    let work = work::Work::new(files.config(), options.dtype, direct.weight_bytes(), direct.kv_bytes_per_token());
+    let dtypes = (options.dtype, options.kv_dtype);
+    let work = work::Work::new(files.config(), dtypes, direct.weight_bytes(), direct.kv_bytes_per_token());
     let mut results = Vec::new();
     for &tokens in &options.prompts {
         progress(&format!("prefill of {tokens} tokens"));

@@ -171,7 +171,7 @@ impl Bench<'_> {
         call: impl FnMut(usize) -> Result<(), kernels::Error>,
     ) -> Result<f64, kernels::Error> {
         let seconds = timing::median(self.options.time, prepare, call)?;
-        let bound = self.roofline.seconds(cost.bytes, cost.flops, cost.arithmetic);
+        let bound = self.roofline.seconds(cost.bytes, &[(cost.flops, cost.arithmetic)]);
         self.results.push(OperatorResult {
             us: seconds * 1e6,
             gflops: cost.flops / seconds / 1e9,

@@ -1,5 +1,6 @@
 //! How fast this machine could be at best, measured in the same run (Williams, Waterman and Patterson, 2009).
 
+use contract::kv::KvDtype;
 use daemon::clock;
 use kernels::bound::{Arithmetic, peak_flops, read_bandwidth};
 use kernels::{ComputeDtype, Isa, WeightFormat};
@@ -41,15 +42,16 @@ impl Roofline {
         })
     }
 
-    /// Shortest time to read `bytes` and to do `flops` of `arithmetic`.
+    /// Shortest time to read `bytes` and to do all `flops`, those of one arithmetic after those of another.
     #[must_use]
-    pub fn seconds(&self, bytes: f64, flops: f64, arithmetic: Arithmetic) -> f64 {
-        let peak = match arithmetic {
+    pub fn seconds(&self, bytes: f64, flops: &[(f64, Arithmetic)]) -> f64 {
+        let peak = |arithmetic| match arithmetic {
             Arithmetic::F32 => self.peak_f32_flops,
             Arithmetic::Bf16 => self.peak_bf16_flops,
             Arithmetic::Int8 => self.peak_int8_flops,
         };
-        (bytes / self.read_bytes_per_s).max(flops / peak)
+        let computing: f64 = flops.iter().map(|&(flops, arithmetic)| flops / peak(arithmetic)).sum();
+        (bytes / self.read_bytes_per_s).max(computing)
     }
 
     /// One line for people.
@@ -78,6 +80,15 @@ pub fn arithmetic(dtype: ComputeDtype, format: WeightFormat) -> Arithmetic {
     }
 }
 
+/// What attention multiplies over a cache of `dtype`.
+#[must_use]
+pub fn attention_arithmetic(dtype: KvDtype) -> Arithmetic {
+    match dtype {
+        KvDtype::F32 | KvDtype::F16 => Arithmetic::F32,
+        KvDtype::Bf16 | KvDtype::Int8 => Arithmetic::Bf16,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -92,10 +103,12 @@ mod tests {
             peak_int8_flops: 400.0,
             peak_by: ["a", "b", "c"],
         };
-        let seconds = |bytes, flops, arithmetic| roofline.seconds(bytes, flops, arithmetic);
+        let seconds = |bytes, flops, arithmetic| roofline.seconds(bytes, &[(flops, arithmetic)]);
         assert_eq!(seconds(10.0, 10.0, Arithmetic::F32), 1.0);
         assert_eq!(seconds(10.0, 1000.0, Arithmetic::F32), 10.0);
         assert_eq!(seconds(10.0, 1000.0, Arithmetic::Int8), 2.5);
+        let [weights, attention] = [(1000.0, Arithmetic::Int8), (100.0, attention_arithmetic(KvDtype::F16))];
+        assert_eq!(roofline.seconds(10.0, &[weights, attention]), 3.5);
     }
 
     #[test]

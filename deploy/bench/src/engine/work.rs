@@ -1,10 +1,11 @@
 //! The least that a model must read and compute, whoever computes it.
 
+use contract::kv::KvDtype;
 use kernels::ComputeDtype;
 use kernels::bound::Arithmetic;
 use models::ModelConfig;
 
-use crate::roofline::Roofline;
+use crate::roofline::{Roofline, attention_arithmetic};
 
 /// What a model needs of a machine.
 #[derive(Clone, Debug)]
@@ -18,13 +19,14 @@ pub(crate) struct Work {
     /// Multiplications and additions of one query with one key and value, over all layers.
     attention_flops: f64,
     arithmetic: Arithmetic,
+    attention_arithmetic: Arithmetic,
 }
 
 impl Work {
     /// `weight_bytes` are those in memory, whatever the format.
     pub(crate) fn new(
         config: &ModelConfig,
-        dtype: ComputeDtype,
+        (dtype, kv_dtype): (ComputeDtype, KvDtype),
         weight_bytes: usize,
         kv_bytes_per_token: usize,
     ) -> Self {
@@ -45,6 +47,7 @@ impl Work {
         };
         Self {
             arithmetic,
+            attention_arithmetic: attention_arithmetic(kv_dtype),
             weight_bytes: weight_bytes as f64 * read,
             kv_bytes_per_token: kv_bytes_per_token as f64,
             layer_elements,
@@ -58,8 +61,8 @@ impl Work {
         let n_steps = tokens.div_ceil(chunk) as f64;
         let tokens = tokens as f64;
         let pairs = tokens * (tokens + 1.0) / 2.0;
-        let flops = 2.0 * (self.layer_elements * tokens + self.head_elements) + self.attention_flops * pairs;
-        roofline.seconds(self.weight_bytes * n_steps, flops, self.arithmetic)
+        let flops = 2.0 * (self.layer_elements * tokens + self.head_elements);
+        roofline.seconds(self.weight_bytes * n_steps, &self.flops(flops, pairs))
     }
 
     /// Shortest time for one token of each of `batch` sequences that have `context` tokens.
@@ -68,7 +71,12 @@ impl Work {
     pub(crate) fn decode_seconds(&self, roofline: &Roofline, batch: usize, context: usize) -> f64 {
         let (batch, pairs) = (batch as f64, (batch * (context + 1)) as f64);
         let bytes = self.weight_bytes + self.kv_bytes_per_token * pairs;
-        let flops = 2.0 * (self.layer_elements + self.head_elements) * batch + self.attention_flops * pairs;
-        roofline.seconds(bytes, flops, self.arithmetic)
+        let flops = 2.0 * (self.layer_elements + self.head_elements) * batch;
+        roofline.seconds(bytes, &self.flops(flops, pairs))
+    }
+
+    /// What the weights take, and attention of so many pairs of a query and a key.
+    fn flops(&self, weights: f64, pairs: f64) -> [(f64, Arithmetic); 2] {
+        [(weights, self.arithmetic), (self.attention_flops * pairs, self.attention_arithmetic)]
     }
 }

@@ -1,13 +1,13 @@
 //! Paged attention with SmolLM2's heads: prefill of whole prompts, and decode behind contexts of many lengths.
 
 use contract::kv::BlockOrder;
-use kernels::bound::Arithmetic;
 use kernels::step::SequenceInputs;
 use kernels::{Attention, Error, Ops, StepInputs, StepLimits, StreamId};
 use models::{KvCache, KvSpec};
 
 use super::matmul::{random, zeros};
 use super::{Bench, Cost, OperatorResult};
+use crate::roofline::attention_arithmetic;
 
 const HEADS: usize = 9;
 const KV_HEADS: usize = 3;
@@ -38,16 +38,17 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<(), Error> {
     };
     let mut step = StepInputs::new(bench.ops, limits)?;
     fill(bench, &mut step, &kv)?;
+    let arithmetic = attention_arithmetic(bench.options.kv_dtype);
     let token_bytes = block_bytes as f64 / BLOCK as f64;
     for n in PROMPTS.into_iter().filter(|&n| n <= context_max) {
         let pairs = (n * (n + 1)) as f64 / 2.0;
-        let cost = Cost { bytes: token_bytes * n as f64, flops: PAIR_FLOPS * pairs, arithmetic: Arithmetic::Bf16 };
+        let cost = Cost { bytes: token_bytes * n as f64, flops: PAIR_FLOPS * pairs, arithmetic };
         measure(bench, &mut step, &kv, ("attention_prefill", n, 1, n), cost)?;
     }
     for context in CONTEXTS.into_iter().filter(|&context| context <= context_max) {
         for batch in BATCHES.into_iter().filter(|batch| batch * context <= n_blocks * BLOCK) {
             let pairs = (batch * context) as f64;
-            let cost = Cost { bytes: token_bytes * pairs, flops: PAIR_FLOPS * pairs, arithmetic: Arithmetic::Bf16 };
+            let cost = Cost { bytes: token_bytes * pairs, flops: PAIR_FLOPS * pairs, arithmetic };
             measure(bench, &mut step, &kv, ("attention_decode", context, batch, 1), cost)?;
         }
     }
