@@ -1,5 +1,5 @@
-//! Runs decode through the engine, the executor and the sampler, as a worker's thread does: what a step costs outside
-//! model and sampler.
+//! Runs decode through the engine, the executor and the sampler, one after the other on one thread: what a step costs
+//! outside model and sampler. A worker plans and applies on another thread while a step runs, and waits for less.
 
 use std::time::Duration;
 
