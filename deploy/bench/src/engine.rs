@@ -72,6 +72,20 @@ pub enum EngineError {
         /// Tokens there may be.
         context_length: usize,
     },
+    /// More than fits into memory.
+    #[error(
+        "the cache of {n_tokens} tokens takes {cache_mb} MB beside {weight_mb} MB of weights, and {available_mb} MB are available; give a smaller --batch, --context or --prompt"
+    )]
+    Memory {
+        /// Tokens that are kept.
+        n_tokens: usize,
+        /// What they take.
+        cache_mb: usize,
+        /// What the weights have taken.
+        weight_mb: usize,
+        /// What is left.
+        available_mb: usize,
+    },
     /// A number that makes nothing to measure or more than there can be.
     #[error("{what} is {value}; give {least} to {most}")]
     Range {

@@ -55,6 +55,7 @@ impl Direct {
         let device: Arc<dyn Ops> = Arc::<CpuOps>::clone(ops);
         let model = load(files, device, LoadOptions { limits, positions_max })?;
         let layout = model.kv_spec().layout(BlockOrder::HeadsFirst, BLOCK_SIZE, options.kv_dtype);
+        check_memory(n_blocks, layout.block_bytes_total(), model.weight_bytes())?;
         let kv = KvCache::allocate(ops.as_ref(), layout, n_blocks)?;
         let inputs = StepInputs::new(ops.as_ref(), limits)?;
         let parts = Parts { ops: Arc::clone(ops), model, kv, limits };
@@ -150,5 +151,37 @@ impl Direct {
     fn tokens(&mut self, n: usize) -> Vec<u32> {
         let vocab = self.parts.model.config().vocab_size as u32;
         (0..n).map(|_| self.random.below(vocab)).collect()
+    }
+}
+
+/// Refuses a cache that is larger than what the system can give; weights have taken theirs.
+fn check_memory(n_blocks: usize, block_bytes: usize, weight_bytes: usize) -> Result<(), EngineError> {
+    let Some(available) = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| available_bytes(&text)) else {
+        return Ok(());
+    };
+    let cache = n_blocks.saturating_mul(block_bytes);
+    if cache <= available {
+        return Ok(());
+    }
+    let [cache_mb, weight_mb, available_mb] = [cache, weight_bytes, available].map(|bytes| bytes / 1_000_000);
+    Err(EngineError::Memory { n_tokens: n_blocks * BLOCK_SIZE as usize, cache_mb, weight_mb, available_mb })
+}
+
+/// `MemAvailable` of Linux.
+fn available_bytes(meminfo: &str) -> Option<usize> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix(" kB")?.parse::<usize>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cache_that_no_machine_can_hold_is_refused() {
+        assert_eq!(available_bytes("MemTotal: 9 kB\nMemAvailable:    3 kB\n"), Some(3072));
+        let refused = check_memory(1 << 40, 1 << 20, 1 << 20).unwrap_err();
+        assert!(refused.to_string().contains("--batch"), "{refused}");
+        assert!(check_memory(1, 1, 1 << 20).is_ok());
     }
 }

@@ -13,9 +13,9 @@ const HEADS: usize = 9;
 const KV_HEADS: usize = 3;
 const DIM: usize = 64;
 const BLOCK: usize = 16;
-/// Prompts that are computed in one step.
+/// Prompts that are computed in one step, or one of the longest context if that is shorter.
 const PROMPTS: [usize; 2] = [512, 2048];
-/// Tokens of a context.
+/// Tokens of a context, or the longest context if that is shorter.
 const CONTEXTS: [usize; 5] = [512, 1024, 2048, 4096, 8192];
 /// Sequences that decode together.
 const BATCHES: [usize; 2] = [1, 32];
@@ -40,19 +40,25 @@ pub(super) fn run(bench: &mut Bench<'_>) -> Result<(), Error> {
     fill(bench, &mut step, &kv)?;
     let arithmetic = attention_arithmetic(bench.options.kv_dtype);
     let token_bytes = block_bytes as f64 / BLOCK as f64;
-    for n in PROMPTS.into_iter().filter(|&n| n <= context_max) {
+    for n in up_to(&PROMPTS, context_max) {
         let pairs = (n * (n + 1)) as f64 / 2.0;
         let cost = Cost { bytes: token_bytes * n as f64, flops: PAIR_FLOPS * pairs, arithmetic };
         measure(bench, &mut step, &kv, ("attention_prefill", n, 1, n), cost)?;
     }
-    for context in CONTEXTS.into_iter().filter(|&context| context <= context_max) {
-        for batch in BATCHES.into_iter().filter(|batch| batch * context <= n_blocks * BLOCK) {
+    for context in up_to(&CONTEXTS, context_max) {
+        for batch in BATCHES.into_iter().filter(|batch| batch * context.div_ceil(BLOCK) <= n_blocks) {
             let pairs = (batch * context) as f64;
             let cost = Cost { bytes: token_bytes * pairs, flops: PAIR_FLOPS * pairs, arithmetic };
             measure(bench, &mut step, &kv, ("attention_decode", context, batch, 1), cost)?;
         }
     }
     Ok(())
+}
+
+/// The sizes that are no larger than `max`; `max` when none is.
+fn up_to(sizes: &[usize], max: usize) -> Vec<usize> {
+    let fitting: Vec<usize> = sizes.iter().copied().filter(|&size| size <= max).collect();
+    if fitting.is_empty() { vec![max] } else { fitting }
 }
 
 /// Writes random keys and values into every block.

@@ -47,3 +47,14 @@ pub(crate) fn run(args: Args) -> Result<()> {
         Command::Kernels(args) => kernels::run(&args),
     }
 }
+
+/// Values without those that came before.
+fn once<T: Copy + PartialEq>(values: &[T]) -> Vec<T> {
+    let mut once = Vec::with_capacity(values.len());
+    values.iter().for_each(|value| {
+        if !once.contains(value) {
+            once.push(*value)
+        }
+    });
+    once
+}

@@ -9,6 +9,7 @@ use contract::kv::KvDtype;
 use kernels::{ComputeDtype, Isa};
 
 use super::destination::{Destination, report};
+use super::once;
 use crate::model::{Cache, DEMO_NAME, Source, resolve};
 use crate::output;
 
@@ -127,9 +128,9 @@ pub(super) fn run(args: &Args) -> Result<()> {
         dtype: args.dtype.compute(),
         kv_dtype: args.kv_dtype.map_or_else(|| default_kv(args.dtype), Kv::dtype),
         isa: args.cpu,
-        prompts: args.prompt.clone(),
+        prompts: once(&args.prompt),
         chunk: args.chunk,
-        batches: args.batch.clone(),
+        batches: once(&args.batch),
         context: args.context,
         decode_steps: args.decode_steps,
         repetitions: args.repetitions,

@@ -10,6 +10,7 @@ use kernels::{Isa, WeightFormat};
 
 use super::destination::{Destination, report};
 use super::engine::{Dtype, Kv};
+use super::once;
 use crate::output;
 
 const EXAMPLES: &str = "\
@@ -28,8 +29,8 @@ more memory than the processor's caches hold, as in a model; small operators and
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Compute threads; 0 takes the physical cores that affinity and cgroups allow
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    threads: usize,
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1024))]
+    threads: u32,
     /// What weights are computed as
     #[arg(long, value_enum, default_value_t = Dtype::default())]
     dtype: Dtype,
@@ -87,15 +88,15 @@ impl Kernel {
 /// Times, prints and writes.
 pub(super) fn run(args: &Args) -> Result<()> {
     let json = args.json.as_deref().map(Destination::open).transpose()?;
-    let formats = if args.format.is_empty() { FORMATS.map(|(_, format)| format).to_vec() } else { args.format.clone() };
+    let formats = if args.format.is_empty() { FORMATS.map(|(_, format)| format).to_vec() } else { once(&args.format) };
     let options = OperatorOptions {
-        threads: args.threads,
+        threads: args.threads as usize,
         dtype: args.dtype.compute(),
         kv_dtype: args.kv_dtype.dtype(),
         isa: args.cpu,
-        operators: args.kernel.iter().map(|kernel| kernel.operator()).collect(),
+        operators: once(&args.kernel).into_iter().map(|kernel| kernel.operator()).collect(),
         formats,
-        rows: args.rows.iter().map(|&rows| rows as usize).collect(),
+        rows: once(&args.rows).into_iter().map(|rows| rows as usize).collect(),
         context_max: args.context_max as usize,
         spread_bytes: (args.spread_mb as usize) << 20,
         time: Duration::from_millis(args.time_ms),

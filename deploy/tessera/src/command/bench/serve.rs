@@ -14,6 +14,7 @@ use bench::serve::{
 use daemon::shutdown::Shutdown;
 
 use super::destination::{Destination, page, report};
+use crate::output;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -62,13 +63,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 0)]
     warmup: usize,
     /// Time to first token that a good request reaches
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", value_parser = positive, allow_negative_numbers = true)]
     goal_ttft_ms: Option<f64>,
     /// Time per output token that a good request reaches
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", value_parser = positive, allow_negative_numbers = true)]
     goal_tpot_ms: Option<f64>,
     /// Seconds that one request may take
-    #[arg(long, value_name = "S", default_value_t = 600.0, value_parser = positive)]
+    #[arg(long, value_name = "S", default_value_t = 600.0, value_parser = positive, allow_negative_numbers = true)]
     timeout: f64,
     /// Requests at once at most, whatever arrives
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = at_least_one)]
@@ -91,13 +92,13 @@ struct LoadArgs {
     #[arg(long, value_name = "N", value_delimiter = ',', value_parser = at_least_one)]
     concurrency: Vec<usize>,
     /// Requests per second with Poisson arrivals, one point for each number given
-    #[arg(long, value_name = "R", value_delimiter = ',', value_parser = positive, conflicts_with = "concurrency")]
+    #[arg(long, value_name = "R", value_delimiter = ',', value_parser = positive, allow_negative_numbers = true, conflicts_with = "concurrency")]
     rate: Vec<f64>,
     /// Copy lengths, shared blocks and, without --concurrency or --rate, times of a Mooncake (JSON lines) or Azure (CSV) trace
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// How much faster than the trace requests arrive
-    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = positive, requires = "trace")]
+    #[arg(long, value_name = "FACTOR", default_value_t = 1.0, value_parser = positive, allow_negative_numbers = true, requires = "trace")]
     speed: f64,
     /// Requests of each point
     #[arg(long, value_name = "N", group = "amount", value_parser = at_least_one)]
@@ -106,7 +107,7 @@ struct LoadArgs {
     #[arg(long, value_name = "N", group = "amount", value_parser = at_least_one, conflicts_with = "rate")]
     requests_per_slot: Option<usize>,
     /// Seconds within which requests of a point start
-    #[arg(long, value_name = "S", group = "amount", value_parser = positive)]
+    #[arg(long, value_name = "S", group = "amount", value_parser = positive, allow_negative_numbers = true)]
     duration: Option<f64>,
 }
 
@@ -120,7 +121,7 @@ struct LengthArgs {
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = tokens)]
     output_len: u32,
     /// Lengths vary evenly by up to this part of them: 0.2 of 100 is 80 to 120
-    #[arg(long, value_name = "PART", default_value_t = 0.0, value_parser = part)]
+    #[arg(long, value_name = "PART", default_value_t = 0.0, value_parser = part, allow_negative_numbers = true)]
     spread: f64,
     /// Tokens that every prompt begins with, before those of --input-len
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = prefix)]
@@ -153,6 +154,11 @@ pub(super) async fn run(args: Args) -> Result<()> {
     let options = args.options()?;
     let (json, html) = Destination::open_both(args.json.as_deref(), args.html.as_deref())?;
     let shutdown = Shutdown::on_signals().context("cannot listen for signals")?;
+    if let (Some(trace), Some(n)) = (&options.trace, args.load.num_requests)
+        && trace.len() < n
+    {
+        output::error(&format!("the trace has {} requests, so {} are sent and not {n}", trace.len(), trace.len()));
+    }
     let found = serve(&options, &shutdown).await?;
     report(&found.text(), json, &found)?;
     page(html, || found.html())?;
@@ -306,12 +312,13 @@ mod tests {
 
     #[test]
     fn what_contradicts_itself_or_cannot_be_is_refused() {
-        let refused: [&[&str]; 8] = [
+        let refused: [&[&str]; 9] = [
             &["--concurrency", "0"],
             &["--concurrency", "8", "--rate", "1"],
             &["--num-requests", "8", "--duration", "1"],
             &["--chat", "--text"],
             &["--rate", "nan"],
+            &["--goal-ttft-ms", "nan"],
             &["--spread", "2"],
             &["--input-len", "99999999999"],
             &["--speed", "2"],
@@ -319,5 +326,7 @@ mod tests {
         for line in refused {
             assert!(parse::<Args>(line).is_err(), "{line:?}");
         }
+        let Err(error) = parse::<Args>(&["--rate", "-1"]) else { panic!("a negative rate is taken") };
+        assert!(error.to_string().contains("give more than 0"), "{error}");
     }
 }
