@@ -89,12 +89,13 @@ async fn a_server_that_is_killed_is_errors_by_kind_in_the_report() {
     })
     .await;
     process.kill();
-    assert!(running.ended(READY).success(), "{}", running.errors());
+    running.ended(READY);
     let point = json(&running.output())["points"][0].clone();
     let errors = point["errors"].as_object().unwrap();
     let n_errors: u64 = errors.values().map(|n| n.as_u64().unwrap()).sum();
     let n_completed = point["completed"].as_u64().unwrap();
-    assert!(n_completed >= 4 && n_errors > 0 && n_completed + n_errors == 3000, "{point:#}");
+    // It gives up on a server that is gone.
+    assert!(n_completed >= 4 && n_errors >= 4 * 16 && n_completed + n_errors <= 3000, "{point:#}");
     assert!(errors.contains_key("connect"), "{errors:?}");
 }
 

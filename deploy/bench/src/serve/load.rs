@@ -18,6 +18,8 @@ use super::workload::Workload;
 const JOIN: Duration = Duration::from_secs(5);
 /// First and longest pause of a slot that cannot reach the server; each is twice the one before.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
+/// Requests in a row that do not reach the server after which a slot sends no more: about ten seconds.
+const UNREACHED_MAX: usize = 16;
 
 /// What all requests of a point share.
 pub(crate) struct Point {
@@ -86,16 +88,17 @@ impl Point {
             .map(|_| {
                 let (point, next) = (Arc::clone(self), Arc::clone(&next));
                 tasks.spawn("slot", async move {
-                    let mut pause = PAUSE.0;
-                    loop {
+                    let (mut pause, mut n_unreached) = (PAUSE.0, 0);
+                    while n_unreached < UNREACHED_MAX {
                         let index = next.fetch_add(1, Ordering::Relaxed);
                         if index >= n_requests || point.is_over(until) {
                             return;
                         }
                         if point.request(index).await {
-                            pause = PAUSE.0;
+                            (pause, n_unreached) = (PAUSE.0, 0);
                             continue;
                         }
+                        n_unreached += 1;
                         tokio::select! {
                             () = tokio::time::sleep(pause) => {}
                             () = point.shutdown.triggered() => return,

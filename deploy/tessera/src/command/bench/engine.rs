@@ -28,8 +28,7 @@ Bounds are what weights, cache and arithmetic would take at the read bandwidth a
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// A folder, a GGUF file, hf:ORG/NAME[/FILE.gguf][@REVISION], or demo
-    #[arg(long, default_value = "demo")]
+    #[arg(help = "A folder, a GGUF file, hf:ORG/NAME[/FILE.gguf][@REVISION], or demo", long, default_value = "demo")]
     model: String,
     /// Compute threads; 0 takes the physical cores that affinity and cgroups allow
     #[arg(long, value_name = "N", default_value_t = 0)]
