@@ -14,6 +14,11 @@ impl Lanes for __m256 {
     const ROWS: usize = 4;
 
     #[inline(always)]
+    unsafe fn prefetch(from: *const u8) {
+        // SAFETY: as the trait demands; a prefetch of any address is allowed.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(from.cast()) }
+    }
+    #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
         // SAFETY: as the trait demands.
         unsafe { _mm256_set1_ps(value) }

@@ -14,6 +14,11 @@ impl Lanes for __m512 {
     const ROWS: usize = 8;
 
     #[inline(always)]
+    unsafe fn prefetch(from: *const u8) {
+        // SAFETY: as the trait demands; a prefetch of any address is allowed.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(from.cast()) }
+    }
+    #[inline(always)]
     unsafe fn splat(value: f32) -> Self {
         // SAFETY: as the trait demands.
         unsafe { _mm512_set1_ps(value) }

@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 
 use crate::cpu::dot::Dot;
 use crate::cpu::grouped::{DirectDot, GroupedDot, QUADS, ScaleKind, Unpack};
+use crate::cpu::lanes::{AHEAD, Lanes as _};
 use crate::cpu::panels::{GROUP, GROUP_INT8, PANEL, STRIP};
 use crate::cpu::simd_grouped::{BYTES, CENTRED, MINIMUM, SUPER_HALVES, SUPER_MINIMUM};
 use crate::cpu::table::Table;
@@ -24,6 +25,9 @@ pub(crate) const TABLE: Table = Table {
 
 /// Most rows of a block: two registers of sums each, beside two of weights and one of activations.
 const ROWS: usize = 12;
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
 /// Rows up to which a block goes through one strip of a group after the other, so that memory is read in order; more
 /// rows share each activation between both strips instead. (In lockstep, strips 1 KB apart read at a third of the
@@ -102,6 +106,9 @@ unsafe fn bf16_block<const R: usize>(dot: &mut Dot<'_, u16, u16, f32>, row: usiz
                     let line = part.add(pair * 2 * STRIP);
                     let w_low = bf16_of(_mm512_loadu_si512(line.cast()));
                     let w_high = bf16_of(_mm512_loadu_si512(line.add(GROUP * STRIP).cast()));
+                    let ahead = part.cast::<u8>().wrapping_add(AHEAD + pair * 2 * LINE);
+                    __m512::prefetch(ahead);
+                    __m512::prefetch(ahead.wrapping_add(LINE));
                     for r in 0..R {
                         let bits = x.add(r * dot.stride + 2 * pair).cast::<i32>().read_unaligned();
                         let x = bf16_of(_mm512_set1_epi32(bits));
@@ -151,6 +158,9 @@ unsafe fn int8_block<const R: usize>(dot: &mut Dot<'_, u8, i8, i32>, row: usize)
                     let line = part.add(quad * 4 * STRIP);
                     let w_low = _mm512_loadu_si512(line.cast());
                     let w_high = _mm512_loadu_si512(line.add(GROUP_INT8 * STRIP).cast());
+                    let ahead = part.cast::<u8>().wrapping_add(AHEAD + quad * 2 * LINE);
+                    __m512::prefetch(ahead);
+                    __m512::prefetch(ahead.wrapping_add(LINE));
                     for r in 0..R {
                         let x = x.add(r * dot.stride + 4 * quad).cast::<i32>().read_unaligned();
                         let x = _mm512_set1_epi32(x);

@@ -47,10 +47,6 @@ pub(crate) trait Vector: Lanes {
         }
     }
 
-    /// Asks the second-level cache for a line; any address may be named.
-    #[inline(always)]
-    unsafe fn prefetch(_from: *const u8) {}
-
     /// Its magnitude with another's sign.
     unsafe fn with_sign_of(self, other: Self) -> Self;
 }

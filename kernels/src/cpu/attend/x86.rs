@@ -79,11 +79,6 @@ impl Vector for __m512 {
         }
     }
     #[inline(always)]
-    unsafe fn prefetch(from: *const u8) {
-        // SAFETY: as the trait demands; a prefetch of any address is allowed.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(from.cast()) }
-    }
-    #[inline(always)]
     unsafe fn with_sign_of(self, other: Self) -> Self {
         // SAFETY: as the trait demands.
         unsafe { _mm512_or_ps(self, _mm512_and_ps(other, _mm512_set1_ps(-0.0))) }
@@ -110,11 +105,6 @@ impl Vector for __m256 {
             let x = _mm256_max_ps(x, _mm256_permute_ps::<0b01_00_11_10>(x));
             _mm256_max_ps(x, _mm256_permute_ps::<0b10_11_00_01>(x))
         }
-    }
-    #[inline(always)]
-    unsafe fn prefetch(from: *const u8) {
-        // SAFETY: as the trait demands; a prefetch of any address is allowed.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(from.cast()) }
     }
     #[inline(always)]
     unsafe fn with_sign_of(self, other: Self) -> Self {
