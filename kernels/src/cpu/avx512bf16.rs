@@ -252,7 +252,7 @@ unsafe fn direct_block<const PLANES: usize, const KIND: u8, const R: usize>(dot:
     // SAFETY: the features are enabled here; `DirectDot::check` asserted that the panel has these groups, and that `R`
     // rows of activations and sums exist.
     unsafe {
-        let stride = dot.groups * GROUP;
+        let stride = dot.stride;
         let (panel, at) = (dot.panel.as_ptr(), dot.sums.as_mut_ptr());
         let zero = _mm512_set1_ps(dot.grouping.scale.zero() as f32);
         let mut sums = [[_mm512_setzero_ps(); R]; 2];

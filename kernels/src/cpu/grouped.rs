@@ -285,8 +285,9 @@ pub(crate) struct DirectDot<'a> {
     pub(crate) grouping: Grouping,
     pub(crate) panel: &'a [u8],
     pub(crate) groups: usize,
-    /// Row `r` starts at `r * groups * 32`.
+    /// Row `r` starts at `r * stride`.
     pub(crate) x: &'a [u16],
+    pub(crate) stride: usize,
     pub(crate) rows: usize,
     /// `[rows, 32]`.
     pub(crate) sums: &'a mut [f32],
@@ -297,7 +298,8 @@ impl DirectDot<'_> {
     pub(crate) fn check(&self) {
         assert!((1..=DIRECT_ROWS).contains(&self.rows), "few rows");
         assert!(self.panel.len() >= self.grouping.panel_bytes(self.groups), "a panel");
-        assert!(self.x.len() >= self.rows * self.groups * GROUP, "rows of activations");
+        let depth = self.groups * GROUP;
+        assert!(self.stride >= depth && self.x.len() >= (self.rows - 1) * self.stride + depth, "rows of activations");
         assert!(self.sums.len() >= self.rows * 2 * STRIP, "sums");
     }
 }

@@ -24,6 +24,11 @@ use crate::tensor::{DType, Tensor};
 /// Rows that go through a panel once.
 const FEW_ROWS: usize = 12;
 
+/// Rows that are whole for kernels of 12 rows and of 32.
+const WHOLE_ROWS: usize = 96;
+/// Activations of a block, half a megabyte of bf16.
+const ACTIVATIONS_MAX: usize = 256 << 10;
+
 /// A weight and its bias, checked against its input.
 #[derive(Clone, Copy)]
 pub(crate) struct Operand<'a> {
@@ -126,8 +131,9 @@ fn each_panel(
     }
     let activations = prepare(machine, x, operands);
     // Blocks of nearly equal size, so that threads that have one each end together.
-    let n_blocks = rows.div_ceil(ROWS_MAX);
-    let block = rows.div_ceil(n_blocks).next_multiple_of(GROUP).min(ROWS_MAX);
+    let rows_max = rows_max(depth);
+    let n_blocks = rows.div_ceil(rows_max);
+    let block = rows.div_ceil(n_blocks).next_multiple_of(WHOLE_ROWS).min(rows_max);
     let table = machine.table;
     let work = rows.saturating_mul(depth).saturating_mul(n_panels * PANEL);
     machine.split(work, rows.div_ceil(block) * n_panels, &|locals, thread, chunk| {
@@ -140,6 +146,18 @@ fn each_panel(
     machine.activations = activations;
 }
 
+/// Most rows of a block: as many as the second-level cache holds beside weights, whole blocks of all kernels.
+fn rows_max(depth: usize) -> usize {
+    (ACTIVATIONS_MAX / depth.max(1) / WHOLE_ROWS * WHOLE_ROWS).clamp(WHOLE_ROWS, ROWS_MAX / WHOLE_ROWS * WHOLE_ROWS)
+}
+
+/// Elements from one row of bf16 activations to the next. Rows that are whole pages apart would share a few lines of the
+/// first-level cache, so they get one more line.
+fn stride_bf16(depth: usize) -> usize {
+    let stride = depth.next_multiple_of(GROUP);
+    if stride.is_multiple_of(1024) { stride + GROUP } else { stride }
+}
+
 /// Rounds activations to the formats that the weights' kernels take.
 fn prepare(machine: &mut Machine, x: &[f32], operands: &[Operand<'_>]) -> Activations {
     let depth = operands[0].panels.n_in;
@@ -148,7 +166,7 @@ fn prepare(machine: &mut Machine, x: &[f32], operands: &[Operand<'_>]) -> Activa
     let any = |input: Input| operands.iter().any(|operand| operand.panels.input == input);
     let table = machine.table;
     if any(Input::Bf16) {
-        let stride = depth.next_multiple_of(GROUP);
+        let stride = stride_bf16(depth);
         grow(&mut activations.bf16, rows * stride);
         let target = Shared::new(&mut activations.bf16);
         machine.split(x.len(), rows, &|_, _, row| {
@@ -226,9 +244,10 @@ impl Task<'_> {
         if let (Layout::Grouped(grouping), Some(direct), true) =
             (panels.layout, self.table.dot_direct, rows <= DIRECT_ROWS)
         {
-            let (groups, x) = (depth / GROUP, &self.activations.bf16[self.rows.start * depth..]);
+            let (groups, stride) = (depth / GROUP, stride_bf16(depth));
+            let x = &self.activations.bf16[self.rows.start * stride..];
             // SAFETY: the table was chosen by `Table::of`, which checks that this CPU has its instruction set.
-            return unsafe { direct(&mut DirectDot { grouping, panel: bytes, groups, x, rows, sums }) };
+            return unsafe { direct(&mut DirectDot { grouping, panel: bytes, groups, x, stride, rows, sums }) };
         }
         let is_multiplied_as_it_is = matches!(panels.layout, Layout::Bf16 | Layout::F32);
         let slab = if rows <= FEW_ROWS && is_multiplied_as_it_is { depth } else { SLAB };
@@ -239,7 +258,13 @@ impl Task<'_> {
                 match panels.layout {
                     Layout::Bf16 => {
                         let panel = &elements::<u16>(bytes)[first * PANEL..inputs.end * PANEL];
-                        (self.table.dot_bf16)(&mut self.dot(&self.activations.bf16, depth, &inputs, panel, sums));
+                        (self.table.dot_bf16)(&mut self.dot(
+                            &self.activations.bf16,
+                            stride_bf16(depth),
+                            &inputs,
+                            panel,
+                            sums,
+                        ));
                     }
                     Layout::F32 => {
                         let panel = &elements::<f32>(bytes)[first * PANEL..inputs.end * PANEL];
@@ -255,7 +280,13 @@ impl Task<'_> {
                         let out = &mut local.bf16[..inputs.len() * PANEL];
                         (self.table.unpack)(&mut Unpack { grouping, panel: bytes, groups, out });
                         let panel = &local.bf16[..inputs.len() * PANEL];
-                        (self.table.dot_bf16)(&mut self.dot(&self.activations.bf16, depth, &inputs, panel, sums));
+                        (self.table.dot_bf16)(&mut self.dot(
+                            &self.activations.bf16,
+                            stride_bf16(depth),
+                            &inputs,
+                            panel,
+                            sums,
+                        ));
                     }
                     Layout::Int8 => unreachable!("computed above"),
                 }
