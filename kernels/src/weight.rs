@@ -35,6 +35,21 @@ pub enum WeightFormat {
 }
 
 impl WeightFormat {
+    /// All there are.
+    pub const ALL: [Self; 11] = [
+        Self::F32,
+        Self::F16,
+        Self::Bf16,
+        Self::Q8_0,
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Q4K,
+        Self::Q5K,
+        Self::Q6K,
+    ];
+
     /// Elements that are stored together; every row is a whole number of them.
     pub const fn block_elements(self) -> usize {
         match self {

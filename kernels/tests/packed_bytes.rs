@@ -5,21 +5,6 @@ use std::sync::atomic::AtomicBool;
 
 use kernels::{ComputeDtype, CpuOps, CpuOptions, Ops, PackedFile, RawWeight, Shape, WeightFormat, WeightRole};
 
-/// Every format under every way to compute, so that every layout is among them.
-const FORMATS: [WeightFormat; 11] = [
-    WeightFormat::F32,
-    WeightFormat::F16,
-    WeightFormat::Bf16,
-    WeightFormat::Q8_0,
-    WeightFormat::Q4_0,
-    WeightFormat::Q4_1,
-    WeightFormat::Q5_0,
-    WeightFormat::Q5_1,
-    WeightFormat::Q4K,
-    WeightFormat::Q5K,
-    WeightFormat::Q6K,
-];
-
 #[test]
 #[cfg(target_endian = "little")]
 fn the_same_weights_are_packed_to_the_same_bytes() {
@@ -29,7 +14,8 @@ fn the_same_weights_are_packed_to_the_same_bytes() {
         let ops = CpuOps::new(&CpuOptions { dtype, ..CpuOptions::default() }).unwrap();
         let file = PackedFile::in_folder(folder.path(), b"golden", dtype);
         assert!(ops.begin_packing(&file).is_err(), "there is none yet");
-        for format in FORMATS {
+        // Every format under every way to compute, so that every layout is among them.
+        for format in WeightFormat::ALL {
             let shape = Shape::from([35, 256]);
             let bytes = bytes(35 * format.row_bytes(256).unwrap());
             ops.load_weight(RawWeight { bytes: &bytes, format, shape }, WeightRole::Matrix).unwrap();

@@ -89,13 +89,14 @@ async fn a_server_that_is_killed_is_errors_by_kind_in_the_report() {
     })
     .await;
     process.kill();
-    running.ended(READY);
+    let status = running.ended(READY);
     let point = json(&running.output())["points"][0].clone();
     let errors = point["errors"].as_object().unwrap();
     let n_errors: u64 = errors.values().map(|n| n.as_u64().unwrap()).sum();
     let n_completed = point["completed"].as_u64().unwrap();
     // It gives up on a server that is gone.
     assert!(n_completed >= 4 && n_errors >= 4 * 16 && n_completed + n_errors <= 3000, "{point:#}");
+    assert_eq!(status.success(), n_errors <= n_completed, "{}", running.errors());
     assert!(errors.contains_key("connect"), "{errors:?}");
 }
 

@@ -94,8 +94,8 @@ fn engine_config(config: &Config, files: &ModelFiles, hash_key: HashKey) -> Resu
     let row_bytes = config.cache_dtype().row_bytes(model.head_dim);
     let token_bytes = 2 * model.n_layers() * model.n_kv_heads * row_bytes;
     let n_blocks = config.pool_blocks(token_bytes.saturating_mul(config.block_size as usize), context_length);
-    if u64::from(n_blocks) * u64::from(config.block_size) < u64::from(context_length) {
-        let n_tokens = u64::from(n_blocks) * u64::from(config.block_size);
+    let n_tokens = u64::from(n_blocks) * u64::from(config.block_size);
+    if n_tokens < u64::from(context_length) {
         tracing::warn!(
             n_tokens,
             context_length,

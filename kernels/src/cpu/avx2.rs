@@ -226,7 +226,7 @@ impl Quads for __m256 {
 /// # Safety
 /// As for [`Lanes`].
 #[inline(always)]
-unsafe fn rounded_high(value: __m256) -> __m256i {
+pub(crate) unsafe fn rounded_high(value: __m256) -> __m256i {
     // SAFETY: as the trait demands.
     unsafe {
         let bits = _mm256_castps_si256(value);

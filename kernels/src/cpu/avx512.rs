@@ -222,7 +222,7 @@ impl Quads for __m512 {
 /// # Safety
 /// As for [`Lanes`].
 #[inline(always)]
-unsafe fn rounded_high(value: __m512) -> __m512i {
+pub(crate) unsafe fn rounded_high(value: __m512) -> __m512i {
     // SAFETY: as the trait demands.
     unsafe {
         let bits = _mm512_castps_si512(value);

@@ -4,10 +4,10 @@
 use std::arch::x86_64::*;
 
 use crate::cpu::dot::Dot;
-use crate::cpu::grouped::{DirectDot, GroupedDot, QUADS, ScaleKind, Unpack};
-use crate::cpu::lanes::{AHEAD, Lanes as _};
+use crate::cpu::grouped::{DirectDot, GroupedDot, QUADS, Unpack};
+use crate::cpu::lanes::Lanes as _;
 use crate::cpu::panels::{GROUP, GROUP_INT8, PANEL, STRIP};
-use crate::cpu::simd_grouped::{BYTES, CENTRED, MINIMUM, SUPER_HALVES, SUPER_MINIMUM};
+use crate::cpu::simd_grouped::with_format;
 use crate::cpu::table::Table;
 use crate::cpu::{Isa, avx512, simd_grouped, simd_unpack};
 
@@ -25,9 +25,6 @@ pub(crate) const TABLE: Table = Table {
 
 /// Most rows of a block: two registers of sums each, beside two of weights and one of activations.
 const ROWS: usize = 12;
-
-/// Bytes of a cache line.
-const LINE: usize = 64;
 
 /// Rows up to which a block goes through one strip of a group after the other, so that memory is read in order; more
 /// rows share each activation between both strips instead. (In lockstep, strips 1 KB apart read at a third of the
@@ -106,9 +103,7 @@ unsafe fn bf16_block<const R: usize>(dot: &mut Dot<'_, u16, u16, f32>, row: usiz
                     let line = part.add(pair * 2 * STRIP);
                     let w_low = bf16_of(_mm512_loadu_si512(line.cast()));
                     let w_high = bf16_of(_mm512_loadu_si512(line.add(GROUP * STRIP).cast()));
-                    let ahead = part.cast::<u8>().wrapping_add(AHEAD + pair * 2 * LINE);
-                    __m512::prefetch(ahead);
-                    __m512::prefetch(ahead.wrapping_add(LINE));
+                    __m512::prefetch_ahead(part.cast(), pair);
                     for r in 0..R {
                         let bits = x.add(r * dot.stride + 2 * pair).cast::<i32>().read_unaligned();
                         let x = bf16_of(_mm512_set1_epi32(bits));
@@ -158,9 +153,7 @@ unsafe fn int8_block<const R: usize>(dot: &mut Dot<'_, u8, i8, i32>, row: usize)
                     let line = part.add(quad * 4 * STRIP);
                     let w_low = _mm512_loadu_si512(line.cast());
                     let w_high = _mm512_loadu_si512(line.add(GROUP_INT8 * STRIP).cast());
-                    let ahead = part.cast::<u8>().wrapping_add(AHEAD + quad * 2 * LINE);
-                    __m512::prefetch(ahead);
-                    __m512::prefetch(ahead.wrapping_add(LINE));
+                    __m512::prefetch_ahead(part.cast(), quad);
                     for r in 0..R {
                         let x = x.add(r * dot.stride + 4 * quad).cast::<i32>().read_unaligned();
                         let x = _mm512_set1_epi32(x);
@@ -203,31 +196,20 @@ unsafe fn round(x: &[f32], out: &mut [u16]) {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma,f16c")]
 unsafe fn dot_grouped(dot: &mut GroupedDot<'_>) {
     // SAFETY: the features are enabled here.
-    unsafe { simd_grouped::dot_vnni::<__m512>(dot) }
+    unsafe { simd_grouped::dot::<__m512, true>(dot) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma,f16c")]
 unsafe fn unpack(work: &mut Unpack<'_>) {
     // SAFETY: the features are enabled here.
-    unsafe { simd_unpack::to_bf16_native::<__m512>(work) }
+    unsafe { simd_unpack::to_bf16::<__m512, true>(work) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma,f16c")]
 unsafe fn dot_direct(dot: &mut DirectDot<'_>) {
     dot.check();
     // SAFETY: the features are enabled here; the constants are those of the grouping.
-    unsafe {
-        match (dot.grouping.planes, dot.grouping.scale) {
-            (None, _) => direct_rows::<BYTES, CENTRED>(dot),
-            (Some(0), ScaleKind::Centred { .. }) => direct_rows::<0, CENTRED>(dot),
-            (Some(_), ScaleKind::Centred { .. }) => direct_rows::<1, CENTRED>(dot),
-            (Some(0), ScaleKind::Minimum) => direct_rows::<0, MINIMUM>(dot),
-            (Some(_), ScaleKind::Minimum) => direct_rows::<1, MINIMUM>(dot),
-            (Some(0), ScaleKind::SuperMinimum) => direct_rows::<0, SUPER_MINIMUM>(dot),
-            (Some(_), ScaleKind::SuperMinimum) => direct_rows::<1, SUPER_MINIMUM>(dot),
-            (Some(_), ScaleKind::SuperHalves) => direct_rows::<2, SUPER_HALVES>(dot),
-        }
-    }
+    unsafe { with_format!(dot.grouping, direct_rows(dot)) }
 }
 
 #[inline]

@@ -8,7 +8,9 @@
 //! Codes: either one byte each, `[8 quads][64]`, or nibbles, `[4][64]` where byte `e` of line `i` holds quad `2 i` low
 //! and quad `2 i + 1` high, followed by a plane of bits for each bit above the fourth, `[8 quads]` u64.
 //!
-//! Products: activations are rounded to 8 bits with a scale for each row and group, codes times activations are summed
+//! Products in bf16: [`Unpack`], or [`DirectDot`] for few rows.
+//!
+//! Products in 8 bits: activations are rounded with a scale for each row and group, codes times activations are summed
 //! exactly in 32 bits, and scaled sums are added in f32, groups ascending. The order is the same for every number of
 //! rows; instruction sets differ only in whether a multiply and add rounds once or twice.
 

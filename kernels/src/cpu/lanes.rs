@@ -1,8 +1,9 @@
 //! A vector register of f32 lanes, so that a kernel is written once for several widths.
 
-/// Bytes ahead of what is read that kernels ask for, one line after the other, where they read two places side by side:
-/// hardware does not prefetch these in time, and reads them at a third of the bandwidth (Zen 4).
-pub(crate) const AHEAD: usize = 8 << 10;
+/// Bytes between what is read and what [`Lanes::prefetch_ahead`] asks for.
+const AHEAD: usize = 8 << 10;
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
 /// A vector of [`Lanes::N`] floats.
 ///
@@ -18,6 +19,17 @@ pub(crate) trait Lanes: Copy {
     /// miss buffers.)
     #[inline(always)]
     unsafe fn prefetch(_from: *const u8) {}
+    /// Asks for what lies ahead of a group at `part`, two lines in each step, in the order of memory while both strips are
+    /// read side by side: hardware does not prefetch these in time, and reads them at a third of the bandwidth (Zen 4).
+    #[inline(always)]
+    unsafe fn prefetch_ahead(part: *const u8, step: usize) {
+        let ahead = part.wrapping_add(AHEAD + step * 2 * LINE);
+        // SAFETY: as for the trait.
+        unsafe {
+            Self::prefetch(ahead);
+            Self::prefetch(ahead.wrapping_add(LINE));
+        }
+    }
     unsafe fn splat(value: f32) -> Self;
     unsafe fn load(from: *const f32) -> Self;
     unsafe fn load_f16(from: *const u16) -> Self;

@@ -5,7 +5,7 @@
 //! whatever other rows are in the call.
 
 use crate::cpu::dot::Dot;
-use crate::cpu::lanes::{AHEAD, Lanes};
+use crate::cpu::lanes::Lanes;
 use crate::cpu::panels::{GROUP, PANEL, STRIP};
 use crate::ops::Activation;
 
@@ -61,9 +61,7 @@ unsafe fn bf16_block<V: Lanes, const R: usize>(dot: &mut Dot<'_, u16, u16, f32>,
         for group in 0..dot.depth / GROUP {
             let part = dot.panel.as_ptr().add(group * GROUP * PANEL);
             for pair in 0..GROUP / 2 {
-                let ahead = part.cast::<u8>().wrapping_add(AHEAD + pair * 4 * PANEL);
-                V::prefetch(ahead);
-                V::prefetch(ahead.wrapping_add(2 * PANEL));
+                V::prefetch_ahead(part.cast(), pair);
                 let line = part.add(pair * 2 * STRIP);
                 let (low_even, low_odd) = V::load_pairs(line.add(low_at));
                 let (high_even, high_odd) = V::load_pairs(line.add(high_at));

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use crate::cpu::grouped::{ELEMENTS, Factor, GroupedDot, QUAD, QUADS, SLAB, ScaleKind};
+use crate::cpu::grouped::{ELEMENTS, Factor, GroupedDot, QUAD, QUADS, SLAB};
 use crate::cpu::lanes::Quads;
 use crate::cpu::panels::{GROUP, PANEL, STRIP};
 
@@ -20,43 +20,35 @@ pub(crate) const MINIMUM: u8 = 1;
 pub(crate) const SUPER_MINIMUM: u8 = 2;
 pub(crate) const SUPER_HALVES: u8 = 3;
 
-/// Multiplies with [`Quads::dot`].
+/// Calls a function with the constants of a grouping: its planes (or [`BYTES`]) and kind of scales, behind others.
+macro_rules! with_format {
+    ($grouping:expr, $run:ident $(::<$($generic:ident),*>)? ($($arg:expr),*)) => {{
+        use $crate::cpu::grouped::ScaleKind;
+        use $crate::cpu::simd_grouped::{BYTES, CENTRED, MINIMUM, SUPER_HALVES, SUPER_MINIMUM};
+        match ($grouping.planes, $grouping.scale) {
+            (None, _) => $run::<$($($generic,)*)? BYTES, CENTRED>($($arg),*),
+            (Some(0), ScaleKind::Centred { .. }) => $run::<$($($generic,)*)? 0, CENTRED>($($arg),*),
+            (Some(_), ScaleKind::Centred { .. }) => $run::<$($($generic,)*)? 1, CENTRED>($($arg),*),
+            (Some(0), ScaleKind::Minimum) => $run::<$($($generic,)*)? 0, MINIMUM>($($arg),*),
+            (Some(_), ScaleKind::Minimum) => $run::<$($($generic,)*)? 1, MINIMUM>($($arg),*),
+            (Some(0), ScaleKind::SuperMinimum) => $run::<$($($generic,)*)? 0, SUPER_MINIMUM>($($arg),*),
+            (Some(_), ScaleKind::SuperMinimum) => $run::<$($($generic,)*)? 1, SUPER_MINIMUM>($($arg),*),
+            (Some(_), ScaleKind::SuperHalves) => $run::<$($($generic,)*)? 2, SUPER_HALVES>($($arg),*),
+        }
+    }};
+}
+pub(crate) use with_format;
+
+/// Multiplies with [`Quads::dot`], or with [`Quads::dot_vnni`].
 ///
 /// # Safety
-/// The target features of `V` are enabled in the caller.
+/// The target features of `V`, and VNNI where it is asked for, are enabled in the caller.
 #[inline(always)]
-pub(crate) unsafe fn dot<V: Quads>(dot: &mut GroupedDot<'_>) {
-    // SAFETY: features are the caller's promise.
-    unsafe { by_format::<V, false>(dot) };
-}
-
-/// Multiplies with [`Quads::dot_vnni`].
-///
-/// # Safety
-/// The target features of `V`, and VNNI, are enabled in the caller.
-#[inline(always)]
-pub(crate) unsafe fn dot_vnni<V: Quads>(dot: &mut GroupedDot<'_>) {
-    // SAFETY: features are the caller's promise.
-    unsafe { by_format::<V, true>(dot) };
-}
-
-#[inline(always)]
-unsafe fn by_format<V: Quads, const VNNI: bool>(dot: &mut GroupedDot<'_>) {
+pub(crate) unsafe fn dot<V: Quads, const VNNI: bool>(dot: &mut GroupedDot<'_>) {
     dot.check();
     dot.sums[..dot.rows * PANEL].fill(0.0);
     // SAFETY: features are the caller's promise; the constants are those of the grouping.
-    unsafe {
-        match (dot.grouping.planes, dot.grouping.scale) {
-            (None, _) => stretches::<V, VNNI, BYTES, CENTRED>(dot),
-            (Some(0), ScaleKind::Centred { .. }) => stretches::<V, VNNI, 0, CENTRED>(dot),
-            (Some(_), ScaleKind::Centred { .. }) => stretches::<V, VNNI, 1, CENTRED>(dot),
-            (Some(0), ScaleKind::Minimum) => stretches::<V, VNNI, 0, MINIMUM>(dot),
-            (Some(_), ScaleKind::Minimum) => stretches::<V, VNNI, 1, MINIMUM>(dot),
-            (Some(0), ScaleKind::SuperMinimum) => stretches::<V, VNNI, 0, SUPER_MINIMUM>(dot),
-            (Some(_), ScaleKind::SuperMinimum) => stretches::<V, VNNI, 1, SUPER_MINIMUM>(dot),
-            (Some(_), ScaleKind::SuperHalves) => stretches::<V, VNNI, 2, SUPER_HALVES>(dot),
-        }
-    }
+    unsafe { with_format!(dot.grouping, stretches::<V, VNNI>(dot)) }
 }
 
 /// Few rows take codes as they are; many take a slab of groups unpacked to bytes, which stays in the first-level cache.

@@ -4,48 +4,20 @@
 //! A value is what its block stands for, rounded once to f32 and once to bf16: the same bits on every instruction set,
 //! and those that packing the dequantised row as bf16 gives.
 
-use crate::cpu::grouped::{QUADS, ScaleKind, Unpack};
+use crate::cpu::grouped::{QUADS, Unpack};
 use crate::cpu::lanes::Quads;
 use crate::cpu::panels::{GROUP, STRIP};
-use crate::cpu::simd_grouped::{BYTES, CENTRED, MINIMUM, SUPER_HALVES, SUPER_MINIMUM, Scales, scales, unpack};
+use crate::cpu::simd_grouped::{MINIMUM, SUPER_HALVES, SUPER_MINIMUM, Scales, scales, unpack, with_format};
 
-/// Unpacks with [`Quads::store_pairs`].
+/// Unpacks with [`Quads::store_pairs`], or with [`Quads::store_pairs_bf16`].
 ///
 /// # Safety
-/// The target features of `V` are enabled in the caller.
+/// The target features of `V`, and AVX512-BF16 where it is `NATIVE`, are enabled in the caller.
 #[inline(always)]
-pub(crate) unsafe fn to_bf16<V: Quads>(work: &mut Unpack<'_>) {
-    // SAFETY: features are the caller's promise.
-    unsafe { by_format::<V, false>(work) };
-}
-
-/// Unpacks with [`Quads::store_pairs_bf16`].
-///
-/// # Safety
-/// The target features of `V`, and AVX512-BF16, are enabled in the caller.
-#[inline(always)]
-#[cfg(target_arch = "x86_64")]
-pub(crate) unsafe fn to_bf16_native<V: Quads>(work: &mut Unpack<'_>) {
-    // SAFETY: features are the caller's promise.
-    unsafe { by_format::<V, true>(work) };
-}
-
-#[inline(always)]
-unsafe fn by_format<V: Quads, const NATIVE: bool>(work: &mut Unpack<'_>) {
+pub(crate) unsafe fn to_bf16<V: Quads, const NATIVE: bool>(work: &mut Unpack<'_>) {
     work.check();
     // SAFETY: features are the caller's promise; the constants are those of the grouping.
-    unsafe {
-        match (work.grouping.planes, work.grouping.scale) {
-            (None, _) => groups::<V, NATIVE, BYTES, CENTRED>(work),
-            (Some(0), ScaleKind::Centred { .. }) => groups::<V, NATIVE, 0, CENTRED>(work),
-            (Some(_), ScaleKind::Centred { .. }) => groups::<V, NATIVE, 1, CENTRED>(work),
-            (Some(0), ScaleKind::Minimum) => groups::<V, NATIVE, 0, MINIMUM>(work),
-            (Some(_), ScaleKind::Minimum) => groups::<V, NATIVE, 1, MINIMUM>(work),
-            (Some(0), ScaleKind::SuperMinimum) => groups::<V, NATIVE, 0, SUPER_MINIMUM>(work),
-            (Some(_), ScaleKind::SuperMinimum) => groups::<V, NATIVE, 1, SUPER_MINIMUM>(work),
-            (Some(_), ScaleKind::SuperHalves) => groups::<V, NATIVE, 2, SUPER_HALVES>(work),
-        }
-    }
+    unsafe { with_format!(work.grouping, groups::<V, NATIVE>(work)) }
 }
 
 #[inline(always)]

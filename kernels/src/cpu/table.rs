@@ -83,12 +83,12 @@ macro_rules! vector_table {
         $(#[target_feature(enable = $features)])?
         unsafe fn dot_grouped(dot: &mut GroupedDot<'_>) {
             // SAFETY: as above.
-            unsafe { simd_grouped::dot::<$vector>(dot) }
+            unsafe { simd_grouped::dot::<$vector, false>(dot) }
         }
         $(#[target_feature(enable = $features)])?
         unsafe fn unpack(work: &mut Unpack<'_>) {
             // SAFETY: as above.
-            unsafe { simd_unpack::to_bf16::<$vector>(work) }
+            unsafe { simd_unpack::to_bf16::<$vector, false>(work) }
         }
         $(#[target_feature(enable = $features)])?
         unsafe fn round(x: &[f32], out: &mut [u16]) {

@@ -6,7 +6,9 @@ use crate::error::Result;
 use crate::memory::Mapping;
 
 /// Rows that a chunk of work multiplies: their activations stay in the second-level cache.
-pub(crate) const ROWS_MAX: usize = 256;
+pub(crate) const ROWS_MAX: usize = 2 * WHOLE_ROWS;
+/// Rows that are whole for kernels of 12 rows and of 32.
+pub(crate) const WHOLE_ROWS: usize = 96;
 /// Inputs that are multiplied at a time: 16 KB of bf16 weights stay in the first-level cache while rows go by.
 pub(crate) const SLAB: usize = 256;
 

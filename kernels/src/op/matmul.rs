@@ -16,7 +16,7 @@ use crate::cpu::dot::Dot;
 use crate::cpu::grouped::{DIRECT_ROWS, DirectDot, Factor, GroupedDot, Unpack};
 use crate::cpu::panels::{GROUP, GROUP_INT8, Input, Layout, PANEL, Panels, elements};
 use crate::cpu::table::Table;
-use crate::cpu::workspace::{Activations, Local, ROWS_MAX, SLAB};
+use crate::cpu::workspace::{Activations, Local, ROWS_MAX, SLAB, WHOLE_ROWS};
 use crate::error::Result;
 use crate::ops::{Activation, Linear};
 use crate::tensor::{DType, Tensor};
@@ -24,8 +24,6 @@ use crate::tensor::{DType, Tensor};
 /// Rows that go through a panel once.
 const FEW_ROWS: usize = 12;
 
-/// Rows that are whole for kernels of 12 rows and of 32.
-const WHOLE_ROWS: usize = 96;
 /// Activations of a block, half a megabyte of bf16.
 const ACTIVATIONS_MAX: usize = 256 << 10;
 
@@ -148,10 +146,10 @@ fn each_panel(
 
 /// Most rows of a block: as many as the second-level cache holds beside weights, whole blocks of all kernels.
 fn rows_max(depth: usize) -> usize {
-    (ACTIVATIONS_MAX / depth.max(1) / WHOLE_ROWS * WHOLE_ROWS).clamp(WHOLE_ROWS, ROWS_MAX / WHOLE_ROWS * WHOLE_ROWS)
+    (ACTIVATIONS_MAX / depth.max(1) / WHOLE_ROWS * WHOLE_ROWS).clamp(WHOLE_ROWS, ROWS_MAX)
 }
 
-/// Elements from one row of bf16 activations to the next. Rows that are whole pages apart would share a few lines of the
+/// Elements from one row of bf16 activations to the next. Rows that are whole half pages apart would share a few lines of the
 /// first-level cache, so they get one more line.
 fn stride_bf16(depth: usize) -> usize {
     let stride = depth.next_multiple_of(GROUP);
@@ -240,7 +238,6 @@ impl Task<'_> {
         }
         let sums = &mut local.sums[which][..rows * PANEL];
         sums.fill(0.0);
-        // A panel that is read once need not stay in the cache.
         if let (Layout::Grouped(grouping), Some(direct), true) =
             (panels.layout, self.table.dot_direct, rows <= DIRECT_ROWS)
         {
@@ -249,6 +246,7 @@ impl Task<'_> {
             // SAFETY: the table was chosen by `Table::of`, which checks that this CPU has its instruction set.
             return unsafe { direct(&mut DirectDot { grouping, panel: bytes, groups, x, stride, rows, sums }) };
         }
+        // A panel that is read once need not stay in the cache.
         let is_multiplied_as_it_is = matches!(panels.layout, Layout::Bf16 | Layout::F32);
         let slab = if rows <= FEW_ROWS && is_multiplied_as_it_is { depth } else { SLAB };
         for first in (0..depth).step_by(slab) {
@@ -258,13 +256,7 @@ impl Task<'_> {
                 match panels.layout {
                     Layout::Bf16 => {
                         let panel = &elements::<u16>(bytes)[first * PANEL..inputs.end * PANEL];
-                        (self.table.dot_bf16)(&mut self.dot(
-                            &self.activations.bf16,
-                            stride_bf16(depth),
-                            &inputs,
-                            panel,
-                            sums,
-                        ));
+                        (self.table.dot_bf16)(&mut self.dot_bf16(depth, &inputs, panel, sums));
                     }
                     Layout::F32 => {
                         let panel = &elements::<f32>(bytes)[first * PANEL..inputs.end * PANEL];
@@ -280,18 +272,22 @@ impl Task<'_> {
                         let out = &mut local.bf16[..inputs.len() * PANEL];
                         (self.table.unpack)(&mut Unpack { grouping, panel: bytes, groups, out });
                         let panel = &local.bf16[..inputs.len() * PANEL];
-                        (self.table.dot_bf16)(&mut self.dot(
-                            &self.activations.bf16,
-                            stride_bf16(depth),
-                            &inputs,
-                            panel,
-                            sums,
-                        ));
+                        (self.table.dot_bf16)(&mut self.dot_bf16(depth, &inputs, panel, sums));
                     }
                     Layout::Int8 => unreachable!("computed above"),
                 }
             }
         }
+    }
+
+    fn dot_bf16<'a>(
+        &'a self,
+        depth: usize,
+        inputs: &Range<usize>,
+        panel: &'a [u16],
+        sums: &'a mut [f32],
+    ) -> Dot<'a, u16, u16, f32> {
+        self.dot(&self.activations.bf16, stride_bf16(depth), inputs, panel, sums)
     }
 
     /// Products of the rows with a stretch of a panel; a row of `x` is `stride` long.

@@ -8,6 +8,7 @@ use crate::cpu::attend::online::Online;
 use crate::cpu::attend::product::{F32, Product, Widened, bf16_bits};
 use crate::cpu::attend::vector::Vector;
 use crate::cpu::attend::{KvTable, attend};
+use crate::cpu::{avx2, avx512};
 use crate::op::attention::unit::{Scratch, Unit};
 use crate::op::kv::{self, Write};
 
@@ -61,11 +62,8 @@ impl Vector for __m512 {
     unsafe fn round_bf16(self) -> Self {
         // SAFETY: as the trait demands.
         unsafe {
-            let bits = _mm512_castps_si512(self);
-            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-            let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
             let upper = _mm512_set1_epi32(0xffff_0000_u32.cast_signed());
-            _mm512_castsi512_ps(_mm512_and_si512(rounded, upper))
+            _mm512_castsi512_ps(_mm512_and_si512(avx512::rounded_high(self), upper))
         }
     }
     #[inline(always)]
@@ -90,11 +88,8 @@ impl Vector for __m256 {
     unsafe fn round_bf16(self) -> Self {
         // SAFETY: as the trait demands.
         unsafe {
-            let bits = _mm256_castps_si256(self);
-            let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
-            let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
             let upper = _mm256_set1_epi32(0xffff_0000_u32.cast_signed());
-            _mm256_castsi256_ps(_mm256_and_si256(rounded, upper))
+            _mm256_castsi256_ps(_mm256_and_si256(avx2::rounded_high(self), upper))
         }
     }
     #[inline(always)]

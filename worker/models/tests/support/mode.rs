@@ -7,19 +7,7 @@ use contract::kv::KvDtype;
 use kernels::{ComputeDtype, CpuOps, CpuOptions, Ops, WeightFormat};
 
 /// Every format that files store.
-pub const FORMATS: [WeightFormat; 11] = [
-    WeightFormat::F32,
-    WeightFormat::F16,
-    WeightFormat::Bf16,
-    WeightFormat::Q8_0,
-    WeightFormat::Q4_0,
-    WeightFormat::Q4_1,
-    WeightFormat::Q5_0,
-    WeightFormat::Q5_1,
-    WeightFormat::Q4K,
-    WeightFormat::Q5K,
-    WeightFormat::Q6K,
-];
+pub const FORMATS: [WeightFormat; 11] = WeightFormat::ALL;
 
 /// Ways to compute, as stored and those that a flag asks for.
 pub const COMPUTE: [ComputeDtype; 4] =
