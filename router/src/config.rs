@@ -1,6 +1,7 @@
 //! The router's table of the configuration document.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use contract::hash::HashKey;
 use daemon::announce::Announce;
@@ -11,6 +12,7 @@ use membership::MembershipConfig;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::route::placer::PlacerSettings;
 
 /// Everything a router is told.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -101,6 +103,11 @@ pub struct WorkerSettings {
     pub directory_bytes_max: usize,
     /// For so long blocks of a prompt just placed are taken for cached.
     pub promise_ms: u64,
+    /// Longest time between two tokens that placement grants running requests, in milliseconds; 0 sets no goal.
+    pub decode_ms_goal: u64,
+    /// Predicted prefill work of an engine, in milliseconds over all routers, from which on requests wait here instead.
+    #[serde(deserialize_with = "at_least_one")]
+    pub dispatch_ahead_ms: u64,
 }
 
 impl Default for Config {
@@ -152,6 +159,21 @@ impl Default for WorkerSettings {
             backoff_ms_max: 2_000,
             directory_bytes_max: 256 << 20,
             promise_ms: 10_000,
+            decode_ms_goal: 0,
+            dispatch_ahead_ms: 200,
+        }
+    }
+}
+
+impl WorkerSettings {
+    /// How requests are placed.
+    pub(crate) fn placer(&self) -> PlacerSettings {
+        let decode_ms_goal = if self.decode_ms_goal == 0 { f64::INFINITY } else { self.decode_ms_goal as f64 };
+        PlacerSettings {
+            promise: Duration::from_millis(self.promise_ms),
+            decode_ms_goal,
+            dispatch_ahead_ms: self.dispatch_ahead_ms as f64,
+            directory_bytes_max: self.directory_bytes_max,
         }
     }
 }
@@ -195,6 +217,7 @@ mod tests {
             "workers.n_attempts_max",
             "workers.handshake_timeout_ms",
             "workers.kv_silence_ms_max",
+            "workers.dispatch_ahead_ms",
         ];
         for path in bounds {
             let read = |value: u32| {

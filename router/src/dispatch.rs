@@ -14,7 +14,7 @@ use proto::worker::v1 as wire;
 use tonic::{Code, Status, Streaming};
 use tracing::{Instrument as _, Span};
 
-use crate::cluster::{Cluster, InFlight, Placement};
+use crate::cluster::{Cluster, Flight, Placement};
 use crate::model::PromptBlocks;
 
 /// A choice that is being generated; dropping it ends the call to the worker at once.
@@ -45,7 +45,7 @@ pub(crate) struct Job {
 struct Call {
     worker: String,
     frames: Streaming<wire::GenerateFrame>,
-    flight: InFlight,
+    flight: Flight,
 }
 
 impl Dispatch {
@@ -128,14 +128,13 @@ impl Dispatch {
             Some(placement) => placement,
             None => self.cluster.place(n_prompt_tokens, &self.blocks, &self.tried)?,
         };
-        let engine = placement.engine;
+        let Placement { engine, flight } = placement;
         self.tried.push(engine.id.clone());
         let left = self.deadline.saturating_duration_since(daemon::clock::now());
         if left.is_zero() {
             return Err(RequestError::DeadlineExceeded { n_tokens: self.n_received });
         }
         self.request.deadline = Some(left);
-        let flight = InFlight::new(&engine, placement.n_uncached);
         let mut request = tonic::Request::new(wire::GenerateRequest::new(&self.request, &engine.id));
         let mut client = engine.client.clone();
         let call = async move {

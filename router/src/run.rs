@@ -17,6 +17,7 @@ use crate::error::Error;
 use crate::generate::Service;
 use crate::metrics::Metrics;
 use crate::model::ServedModel;
+use crate::route::placer::Placer;
 use crate::route::policy;
 
 /// Longest time for the router's own tasks to end.
@@ -36,7 +37,9 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
     let opened = config.clone();
     let model = Arc::new(tokio::task::spawn_blocking(move || ServedModel::open(&opened)).await??);
     let metrics = Arc::new(Metrics::new(&config.id, model.name(), policy.name()));
-    let cluster = Arc::new(Cluster::new(Arc::clone(&model), config.workers.clone(), Arc::clone(&metrics), policy));
+    let incarnation = Incarnation(daemon::random::u64());
+    let placer = Placer::new(policy, config.workers.placer(), incarnation);
+    let cluster = Arc::new(Cluster::new(Arc::clone(&model), config.workers.clone(), Arc::clone(&metrics), placer));
 
     let tasks = Tasks::new();
     let membership = membership::connect(&config.membership, &tasks)?;
@@ -44,7 +47,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
     let (stop_watching, watching) = Shutdown::pair();
     supervise(&cluster, membership.watch().await?, &config.scheduler_addresses, &tasks, &watching)?;
     let address = if config.advertise.is_empty() { grpc.local_addr().to_string() } else { config.advertise.clone() };
-    let lease = membership.register(member(&config, address), config.membership.ttl()).await?;
+    let lease = membership.register(member(&config, incarnation, address), config.membership.ttl()).await?;
 
     let readiness = Readiness::new();
     follow_readiness(&cluster, &readiness, &tasks, &watching);
@@ -73,11 +76,11 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
     one.and(other).map_err(Error::from)
 }
 
-fn member(config: &Config, address: String) -> Member {
+fn member(config: &Config, incarnation: Incarnation, address: String) -> Member {
     Member {
         kind: MemberKind::Router,
         id: config.id.clone(),
-        incarnation: Incarnation(daemon::random::u64()),
+        incarnation,
         address,
         n_data_ranks: 0,
         identity: None,

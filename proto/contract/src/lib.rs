@@ -5,6 +5,7 @@ pub mod error;
 pub mod hash;
 pub mod ids;
 pub mod kv;
+pub mod ledger;
 pub mod model;
 pub mod occupancy;
 pub mod plan;

@@ -15,7 +15,6 @@ use thiserror::Error;
 use tonic::Streaming;
 use tonic::transport::Channel;
 
-use super::load::Load;
 use super::{Cluster, Engine};
 use crate::route::directory::{Resync, Update};
 
@@ -133,7 +132,6 @@ async fn describe(
             id,
             client: client.clone(),
             context_length: theirs.context_length,
-            load: Arc::new(Load::default()),
             draining: Arc::clone(&peer.draining),
         }));
     }

@@ -1,13 +1,13 @@
 //! The engines that requests can be placed on: found by membership and the scheduler's view, proved by their own streams.
 
+mod flight;
 mod link;
-mod load;
+mod outbox;
 mod supervise;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, MutexGuard};
 
 use arc_swap::ArcSwap;
 use contract::error::RequestError;
@@ -20,10 +20,10 @@ use crate::config::WorkerSettings;
 use crate::metrics::Metrics;
 use crate::model::{PromptBlocks, ServedModel};
 use crate::route::directory::PrefixDirectory;
-use crate::route::{Candidate, RoutePolicy, Situation};
+use crate::route::placer::{NotPlaced, Placed, Placer, Prompt, Target};
 
-pub(crate) use load::InFlight;
-use load::Load;
+pub(crate) use flight::Flight;
+use outbox::Outbox;
 pub(crate) use supervise::supervise;
 
 /// An engine that described itself, agrees about the model, and whose event stream lives.
@@ -32,7 +32,6 @@ pub(crate) struct Engine {
     pub(crate) id: EngineId,
     pub(crate) client: WorkerClient<Channel>,
     pub(crate) context_length: u32,
-    load: Arc<Load>,
     /// Shared by all engines of one worker.
     draining: Arc<AtomicBool>,
 }
@@ -42,38 +41,29 @@ pub(crate) struct Cluster {
     pub(crate) model: Arc<ServedModel>,
     pub(crate) settings: WorkerSettings,
     pub(crate) metrics: Arc<Metrics>,
-    policy: &'static dyn RoutePolicy,
+    placer: Placer,
+    outbox: Outbox,
     ready: ArcSwap<Vec<Arc<Engine>>>,
     view: ArcSwap<HashMap<EngineId, EngineView>>,
-    directory: Mutex<PrefixDirectory>,
-    turns: AtomicU64,
     changed: tokio::sync::watch::Sender<usize>,
 }
 
 /// Where a request was placed.
 pub(crate) struct Placement {
     pub(crate) engine: Arc<Engine>,
-    /// Prompt tokens that are probably not cached there.
-    pub(crate) n_uncached: u64,
+    pub(crate) flight: Flight,
 }
 
 impl Cluster {
-    pub(crate) fn new(
-        model: Arc<ServedModel>,
-        settings: WorkerSettings,
-        metrics: Arc<Metrics>,
-        policy: &'static dyn RoutePolicy,
-    ) -> Self {
-        let directory = Mutex::new(PrefixDirectory::new(settings.directory_bytes_max));
+    pub(crate) fn new(model: Arc<ServedModel>, settings: WorkerSettings, metrics: Arc<Metrics>, placer: Placer) -> Self {
         Self {
             model,
             settings,
             metrics,
-            policy,
+            placer,
+            outbox: Outbox::new(),
             ready: ArcSwap::default(),
             view: ArcSwap::default(),
-            directory,
-            turns: AtomicU64::new(0),
             changed: tokio::sync::watch::Sender::new(0),
         }
     }
@@ -83,45 +73,41 @@ impl Cluster {
     /// # Errors
     /// When no engine is ready.
     pub(crate) fn place(
-        &self,
-        n_prompt_tokens: u64,
+        self: &Arc<Self>,
+        n_tokens: u64,
         blocks: &PromptBlocks,
         tried: &[EngineId],
     ) -> Result<Placement, RequestError> {
         let (ready, view) = (self.ready.load(), self.view.load());
-        let usable: Vec<&Arc<Engine>> =
-            ready.iter().filter(|engine| !tried.contains(&engine.id) && takes_work(engine, &view)).collect();
-        if usable.is_empty() {
-            return Err(RequestError::NoWorker { model: self.model.name().to_owned() });
-        }
-        let now = daemon::clock::now();
-        let mut directory = self.directory();
-        let candidates: Vec<Candidate<'_>> = usable
+        let usable: Vec<&Arc<Engine>> = ready.iter().filter(|engine| !tried.contains(&engine.id)).collect();
+        let target = |engine: &&'_ Arc<Engine>| {
+            let viewed = view.get(&engine.id);
+            // Nothing hands a prefill over yet, so an engine that only prefills finishes no request.
+            let excluded = viewed.is_some_and(|view| view.draining || view.role == Role::Prefill);
+            (viewed.and_then(|view| view.occupancy.as_ref()), excluded || engine.draining.load(Ordering::Relaxed))
+        };
+        let targets: Vec<Target<'_>> = usable
             .iter()
             .map(|engine| {
-                let n_blocks = directory.count(&engine.id, &blocks.hashes, now) as u64;
-                Candidate {
-                    engine: &engine.id,
-                    occupancy: view.get(&engine.id).and_then(|view| view.occupancy.as_ref()),
-                    n_in_flight: engine.load.n_in_flight(),
-                    tokens_pending: engine.load.tokens_pending(),
-                    tokens_cached: n_blocks * u64::from(blocks.block_size),
-                }
+                let (occupancy, draining) = target(engine);
+                Target { engine: &engine.id, occupancy, draining }
             })
             .collect();
-        let turn = self.turns.fetch_add(1, Ordering::Relaxed);
-        let situation = Situation { candidates: &candidates, n_prompt_tokens, turn, random: daemon::random::u64() };
-        let choice = self.policy.choose(&situation);
-        let chosen = &candidates[choice.index];
-        tracing::debug!(engine = %chosen.engine, reason = choice.reason.name(), tokens_cached = chosen.tokens_cached,
-            n_candidates = candidates.len(), "placed");
-        self.metrics.placed(if tried.is_empty() { choice.reason.name() } else { "replaced" });
-        let n_uncached = n_prompt_tokens.saturating_sub(chosen.tokens_cached);
-        let engine = Arc::clone(usable[choice.index]);
-        drop(candidates);
-        let until = now + Duration::from_millis(self.settings.promise_ms);
-        directory.promise(&engine.id, &blocks.hashes, now, until);
-        Ok(Placement { engine, n_uncached })
+        let session = blocks.hashes.first().map_or(0, |hash| hash.low_u64());
+        let prompt = Prompt { n_tokens, hashes: &blocks.hashes, block_size: blocks.block_size, session };
+        let (now, random) = (daemon::clock::now(), daemon::random::u64());
+        let placed = self.placer.place(&targets, &prompt, false, now, random).map_err(|why| match why {
+            NotPlaced::NoEngine => RequestError::NoWorker { model: self.model.name().to_owned() },
+            NotPlaced::Busy { wait_ms } => RequestError::Overloaded {
+                reason: "every worker has enough to do".to_owned(),
+                retry_after_ms: wait_ms as u64,
+            },
+        })?;
+        let Placed { index, reason, prediction, tokens_cached, key, work } = placed;
+        tracing::debug!(engine = %work.engine, reason = reason.name(), tokens_cached,
+            predicted_ms = prediction.first_token_ms, n_candidates = targets.len(), "placed");
+        self.metrics.placed(if tried.is_empty() { reason.name() } else { "replaced" });
+        Ok(Placement { engine: Arc::clone(usable[index]), flight: Flight::new(self, key, work) })
     }
 
     /// Whether requests can be placed.
@@ -150,7 +136,7 @@ impl Cluster {
     }
 
     fn directory(&self) -> MutexGuard<'_, PrefixDirectory> {
-        self.directory.lock().unwrap_or_else(PoisonError::into_inner)
+        self.placer.directory()
     }
 
     /// Lets requests be placed on `engines`, which replace what there was of their names.
@@ -187,11 +173,4 @@ impl Cluster {
         let engines = view.engines.into_iter().map(|engine| (engine.engine.clone(), engine)).collect();
         self.view.store(Arc::new(engines));
     }
-}
-
-fn takes_work(engine: &Engine, view: &HashMap<EngineId, EngineView>) -> bool {
-    let viewed = view.get(&engine.id);
-    // Nothing hands a prefill over yet, so an engine that only prefills finishes no request.
-    let excluded = viewed.is_some_and(|view| view.draining || view.role == Role::Prefill);
-    !excluded && !engine.draining.load(Ordering::Relaxed)
 }

@@ -103,12 +103,10 @@ impl Service {
         for Prepared { requests, blocks } in prepared {
             let n_prompt_tokens = requests[0].prompt.len() as u64;
             let first = self.cluster.place(n_prompt_tokens, &blocks, &[])?;
-            let engine = Arc::clone(&first.engine);
-            let mut placement = Some(first);
-            for request in requests {
-                // All choices go to one engine, where the first computes the prompt for the others.
-                let placement =
-                    placement.take().unwrap_or_else(|| Placement { engine: Arc::clone(&engine), n_uncached: 0 });
+            // All choices go to one engine, where the first computes the prompt for the others.
+            let beside = |_| Placement { engine: Arc::clone(&first.engine), flight: first.flight.beside() };
+            let others: Vec<Placement> = (1..requests.len()).map(beside).collect();
+            for (request, placement) in requests.into_iter().zip(std::iter::once(first).chain(others)) {
                 let job = Job { request, blocks: Arc::clone(&blocks), deadline, placement };
                 let dispatch = Dispatch::new(Arc::clone(&self.cluster), job, span.clone());
                 let text = OutputText::new(Arc::clone(&self.model.text), output.clone());

@@ -1,33 +1,59 @@
 //! Where a request goes: a pure choice over a snapshot of what the router knows.
 
 pub mod directory;
+pub mod placer;
 pub mod policy;
+mod predict;
 
+use contract::cost::CostCoefficients;
 use contract::ids::EngineId;
-use contract::occupancy::Occupancy;
+use contract::ledger::EngineLoad;
+
+pub use predict::Prediction;
 
 /// One engine that could take the request.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate<'a> {
     /// Which engine.
     pub engine: &'a EngineId,
-    /// Its last report through the scheduler, none when there is none.
-    pub occupancy: Option<&'a Occupancy>,
-    /// Streams of this router that run there.
-    pub n_in_flight: u32,
-    /// Uncached prompt tokens that this router sent there and whose first token is still out.
-    pub tokens_pending: u64,
+    /// What all routers placed there, as far as this one was told.
+    pub load: EngineLoad,
+    /// Prompt tokens that the engine itself reported as not yet computed.
+    pub tokens_queued: u64,
+    /// Requests that the engine itself reported as waiting or running.
+    pub n_reported: u32,
+    /// Tokens in context of the requests that it reported as running.
+    pub tokens_running: u64,
+    /// Blocks that are free or cached, as reported, and the pool's size; none without a report.
+    pub blocks: Option<Room>,
+    /// What its steps cost; a guess before it reported.
+    pub cost: CostCoefficients,
     /// Tokens of the prompt that are cached there or promised to be.
     pub tokens_cached: u64,
+    /// Of these, tokens that are only promised.
+    pub tokens_promised: u64,
+}
+
+/// Room in a block pool, in tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Tokens that blocks without an owner hold.
+    pub tokens_available: u64,
+    /// Tokens that the whole pool holds.
+    pub tokens_total: u64,
 }
 
 /// All that a policy may look at.
 #[derive(Clone, Copy, Debug)]
 pub struct Situation<'a> {
-    /// Engines that are ready; never empty.
+    /// Engines that are ready and take work; never empty.
     pub candidates: &'a [Candidate<'a>],
     /// Length of the prompt.
     pub n_prompt_tokens: u64,
+    /// Stands for the conversation or user that the request belongs to.
+    pub session: u64,
+    /// Longest time between two tokens that running requests should see, in milliseconds; infinite without a goal.
+    pub decode_ms_goal: f64,
     /// Counts the decisions of this router.
     pub turn: u64,
     /// Fresh for each decision.
@@ -47,6 +73,8 @@ pub enum Reason {
     Prefix,
     /// Another holds more of the prompt, but has too much to do.
     Balance,
+    /// Its session goes there.
+    Session,
 }
 
 /// A decision.
@@ -76,21 +104,21 @@ impl Reason {
             Self::Load => "load",
             Self::Prefix => "prefix",
             Self::Balance => "balance",
+            Self::Session => "session",
         }
     }
 }
 
 impl Candidate<'_> {
-    /// Work ahead of a new request, in tokens: prompts to be computed, and a share for each running stream.
+    /// Prompt tokens ahead of a new request.
     ///
-    /// The scheduler's report lags and this router's own count does not see other routers, so the larger of both counts.
-    pub fn load_tokens(&self) -> u64 {
-        /// What a running stream costs a prompt that waits behind its decode steps.
-        const TOKENS_PER_STREAM: u64 = 16;
-        let (queued, n_streams) = self.occupancy.map_or((0, 0), |occupancy| {
-            (occupancy.tokens_queued, u64::from(occupancy.requests_running) + u64::from(occupancy.requests_waiting))
-        });
-        let n_streams = n_streams.max(u64::from(self.n_in_flight));
-        queued.max(self.tokens_pending).saturating_add(n_streams.saturating_mul(TOKENS_PER_STREAM))
+    /// The engine's report lags and a router's own ledger may be younger than the engine, so the larger of both counts.
+    pub fn tokens_ahead(&self) -> u64 {
+        self.load.tokens_prefilling.max(self.tokens_queued)
+    }
+
+    /// Requests that wait or run there.
+    pub fn n_requests(&self) -> u32 {
+        (self.load.n_prefilling + self.load.n_decoding).max(self.n_reported)
     }
 }

@@ -1,10 +1,14 @@
 //! The engine with the least work ahead; equal ones by chance.
 
-use crate::route::{Choice, Reason, RoutePolicy, Situation};
+use super::least;
+use crate::route::{Candidate, Choice, Reason, RoutePolicy, Situation};
 
-/// Takes the engine with the least work ahead.
+/// Takes the engine with the least tokens ahead: prompts to be computed, and a share for each request.
 #[derive(Clone, Copy, Debug)]
 pub struct LeastLoaded;
+
+/// What a running request costs a prompt that waits behind its decode steps, in tokens.
+const TOKENS_PER_REQUEST: f64 = 16.0;
 
 impl RoutePolicy for LeastLoaded {
     fn name(&self) -> &'static str {
@@ -14,13 +18,11 @@ impl RoutePolicy for LeastLoaded {
     fn choose(&self, situation: &Situation<'_>) -> Choice {
         let all = situation.candidates;
         let reason = if all.len() == 1 { Reason::Only } else { Reason::Load };
-        Choice { index: least(situation, |index| all[index].load_tokens()), reason }
+        Choice { index: least(situation, |index| load_tokens(&all[index])), reason }
     }
 }
 
-/// Index of the candidate with the least `cost`; among equal ones the situation's randomness decides.
-pub(super) fn least(situation: &Situation<'_>, cost: impl Fn(usize) -> u64) -> usize {
-    let n = situation.candidates.len();
-    let start = usize::try_from(situation.random % n as u64).expect("it is below a length");
-    (0..n).map(|step| (start + step) % n).min_by_key(|&index| cost(index)).expect("candidates are never empty")
+/// Work ahead of a new request, in tokens.
+pub(super) fn load_tokens(candidate: &Candidate<'_>) -> f64 {
+    candidate.tokens_ahead() as f64 + TOKENS_PER_REQUEST * f64::from(candidate.n_requests())
 }

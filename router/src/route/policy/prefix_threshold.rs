@@ -1,17 +1,23 @@
-//! The engine that holds most of the prompt, if that is enough of it and waiting there is worth it.
+//! The engine that holds most of the prompt, unless the load is out of balance: fixed thresholds, as SGLang's gateway has.
 
-use super::least_loaded::least;
+use super::least;
 use crate::route::{Choice, Reason, RoutePolicy, Situation};
 
-/// Share of the prompt, as a divisor, below which a cached prefix does not count: templates share a little of everything.
-const SHARE_DIVISOR: u64 = 8;
+/// Follows prefixes while load is in balance, and load while it is not.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PrefixThreshold {
+    /// Part of the prompt that must be cached for its engine to be followed.
+    pub share_min: f64,
+    /// The load is out of balance when the most loaded engine has so many requests more than the least loaded one,
+    pub imbalance_requests: u32,
+    /// and so many times as many.
+    pub imbalance_ratio: f64,
+}
 
-/// Follows cached prefixes as long as they outweigh the queue.
-///
-/// A prefix is worth as many tokens as it spares, and a queue costs as many as it holds, so the engine with the longest
-/// prefix is taken unless the least loaded one would begin sooner even though it computes the prefix again.
-#[derive(Clone, Copy, Debug)]
-pub struct PrefixThreshold;
+impl PrefixThreshold {
+    /// Thresholds that do in most places.
+    pub const USUAL: Self = Self { share_min: 0.25, imbalance_requests: 16, imbalance_ratio: 1.5 };
+}
 
 impl RoutePolicy for PrefixThreshold {
     fn name(&self) -> &'static str {
@@ -23,18 +29,20 @@ impl RoutePolicy for PrefixThreshold {
         if all.len() == 1 {
             return Choice { index: 0, reason: Reason::Only };
         }
-        let idlest = least(situation, |index| all[index].load_tokens());
-        let longest = all.iter().map(|candidate| candidate.tokens_cached).max().unwrap_or(0);
-        if longest == 0 || longest < situation.n_prompt_tokens / SHARE_DIVISOR {
-            return Choice { index: idlest, reason: Reason::Load };
+        let n_requests = || all.iter().map(|candidate| candidate.n_requests());
+        let (fewest, most) = (n_requests().min().unwrap_or(0), n_requests().max().unwrap_or(0));
+        let by_load = |index: usize| f64::from(all[index].n_requests());
+        let is_out_of_balance =
+            most - fewest > self.imbalance_requests && f64::from(most) > self.imbalance_ratio * f64::from(fewest);
+        if is_out_of_balance {
+            return Choice { index: least(situation, by_load), reason: Reason::Balance };
         }
-        // Tokens until the prompt is computed: those ahead of it and its own uncached ones.
-        let index = least(situation, |index| {
-            let candidate = &all[index];
-            let own = situation.n_prompt_tokens.saturating_sub(candidate.tokens_cached);
-            candidate.load_tokens().saturating_add(own)
-        });
-        let reason = if all[index].tokens_cached == longest { Reason::Prefix } else { Reason::Balance };
-        Choice { index, reason }
+        let longest = all.iter().map(|candidate| candidate.tokens_cached).max().unwrap_or(0);
+        if longest == 0 || (longest as f64) < self.share_min * situation.n_prompt_tokens as f64 {
+            return Choice { index: least(situation, by_load), reason: Reason::Load };
+        }
+        // Of those that hold the longest prefix the least loaded one.
+        let behind = |index: usize| (longest - all[index].tokens_cached) as f64 * 1e9 + by_load(index);
+        Choice { index: least(situation, behind), reason: Reason::Prefix }
     }
 }

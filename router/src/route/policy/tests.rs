@@ -1,33 +1,66 @@
 //! What each policy does in small situations, and what all do in any.
 
+use contract::cost::CostCoefficients;
 use contract::ids::{DataRank, EngineId, Incarnation};
+use contract::ledger::EngineLoad;
 use proptest::prelude::*;
 
 use super::*;
-use crate::route::{Candidate, Choice, Reason, Situation};
+use crate::route::{Candidate, Choice, Reason, Room, Situation};
 
-/// In flight, pending and cached tokens of an engine.
-type Row = (u32, u64, u64);
+/// Prefilling requests, tokens they compute, decoding requests, cached tokens of an engine.
+type Row = (u32, u64, u32, u64);
 
-fn choose(policy: &dyn RoutePolicy, rows: &[Row], n_prompt_tokens: u64, turn: u64, random: u64) -> Choice {
-    let engine = |index: usize| EngineId {
-        worker: format!("w{index}").into(),
-        incarnation: Incarnation(1),
-        data_rank: DataRank(0),
-    };
+const COST: CostCoefficients = CostCoefficients {
+    prefill_base_ms: 1.0,
+    prefill_per_token_ms: 0.1,
+    prefill_per_token_context_ms: 0.0,
+    decode_base_ms: 10.0,
+    decode_per_sequence_ms: 1.0,
+    decode_per_context_token_ms: 0.0,
+};
+
+fn engine(index: usize) -> EngineId {
+    EngineId { worker: format!("w{index}").into(), incarnation: Incarnation(1), data_rank: DataRank(0) }
+}
+
+fn with_situation<T>(rows: &[Row], change: impl Fn(&mut Situation<'_>), then: impl Fn(&Situation<'_>) -> T) -> T {
     let engines: Vec<EngineId> = (0..rows.len()).map(engine).collect();
     let candidates: Vec<Candidate<'_>> = rows
         .iter()
         .zip(&engines)
-        .map(|(&(n_in_flight, tokens_pending, tokens_cached), engine)| Candidate {
+        .map(|(&(n_prefilling, tokens_prefilling, n_decoding, tokens_cached), engine)| Candidate {
             engine,
-            occupancy: None,
-            n_in_flight,
-            tokens_pending,
+            load: EngineLoad {
+                n_prefilling,
+                tokens_prefilling,
+                wait_ms: COST.prefill_ms(tokens_prefilling, 0),
+                n_decoding,
+                tokens_decoding: 100 * u64::from(n_decoding),
+            },
+            tokens_queued: 0,
+            n_reported: 0,
+            tokens_running: 0,
+            blocks: None,
+            cost: COST,
             tokens_cached,
+            tokens_promised: 0,
         })
         .collect();
-    policy.choose(&Situation { candidates: &candidates, n_prompt_tokens, turn, random })
+    let mut situation = Situation {
+        candidates: &candidates,
+        n_prompt_tokens: 1003,
+        session: 0,
+        decode_ms_goal: f64::INFINITY,
+        turn: 0,
+        random: 0,
+    };
+    change(&mut situation);
+    then(&situation)
+}
+
+fn choose(policy: &dyn RoutePolicy, rows: &[Row], change: impl Fn(&mut Situation<'_>)) -> Choice {
+    with_situation(rows, change, |situation| policy.choose(situation))
 }
 
 #[test]
@@ -41,61 +74,130 @@ fn every_policy_is_found_by_its_name_and_one_is_the_default() {
 
 #[test]
 fn round_robin_takes_each_in_turn() {
+    let rows = [(9, 900, 9, 9), (0, 0, 0, 0), (0, 0, 0, 0)];
     let indexes: Vec<usize> =
-        (0..6).map(|turn| choose(&RoundRobin, &[(9, 9, 9), (0, 0, 0), (0, 0, 0)], 10, turn, 7).index).collect();
+        (0..6).map(|turn| choose(&RoundRobin, &rows, |situation| situation.turn = turn).index).collect();
     assert_eq!(indexes, [0, 1, 2, 0, 1, 2]);
 }
 
 #[test]
 fn least_loaded_prefers_idle_engines_and_spreads_over_equal_ones() {
-    assert_eq!(choose(&LeastLoaded, &[(1, 0, 0), (0, 0, 0), (3, 50, 0)], 10, 0, 0).index, 1);
-    let chosen: Vec<usize> = (0..3).map(|random| choose(&LeastLoaded, &[(0, 0, 0); 3], 10, 0, random).index).collect();
+    assert_eq!(choose(&LeastLoaded, &[(0, 0, 1, 0), (0, 0, 0, 0), (1, 50, 3, 0)], |_| {}).index, 1);
+    let rows = [(0, 0, 0, 0); 3];
+    let chosen: Vec<usize> =
+        (0..3).map(|random| choose(&LeastLoaded, &rows, |situation| situation.random = random).index).collect();
     assert_eq!(chosen, [0, 1, 2]);
 }
 
 #[test]
-fn a_long_prefix_wins_over_an_idle_engine() {
-    let choice = choose(&PrefixThreshold, &[(0, 0, 0), (4, 100, 992), (0, 0, 0)], 1003, 0, 0);
-    assert_eq!(choice, Choice { index: 1, reason: Reason::Prefix });
+fn power_of_two_takes_the_less_loaded_of_any_two() {
+    let rows = [(1, 500, 0, 0), (0, 0, 0, 0), (3, 900, 0, 0)];
+    let chosen: Vec<usize> = (0..64_u64)
+        .map(|seed| choose(&PowerOfTwo, &rows, |situation| situation.random = seed | (seed >> 2) << 32).index)
+        .collect();
+    assert!(!chosen.contains(&2), "the most loaded one loses against both others");
+    assert!(chosen.contains(&0) && chosen.contains(&1));
 }
 
 #[test]
-fn a_queue_longer_than_the_prefix_sends_the_request_elsewhere() {
-    let choice = choose(&PrefixThreshold, &[(0, 0, 0), (4, 5000, 992)], 1003, 0, 0);
-    assert_eq!(choice, Choice { index: 0, reason: Reason::Balance });
+fn sessions_stay_where_they_are_when_another_engine_goes() {
+    let place = |n: usize, session: u64| {
+        choose(&SessionHash, &vec![(0, 0, 0, 0); n], |situation| situation.session = session).index
+    };
+    let (mut counts, mut moved) = ([0; 5], 0);
+    for session in 0..1000 {
+        let (five, four) = (place(5, session), place(4, session));
+        counts[five] += 1;
+        moved += u32::from(five != four);
+        assert!(five == four || five == 4, "only sessions of the engine that goes move");
+    }
+    assert!(counts.iter().all(|&n| n > 120), "{counts:?}");
+    assert_eq!(moved, counts[4]);
 }
 
 #[test]
-fn a_short_common_beginning_does_not_herd_requests() {
-    let choice = choose(&PrefixThreshold, &[(0, 0, 0), (1, 0, 16)], 1003, 0, 1);
-    assert_eq!(choice, Choice { index: 0, reason: Reason::Load });
+fn thresholds_follow_prefixes_until_the_load_is_out_of_balance() {
+    let policy = PrefixThreshold::USUAL;
+    let long = choose(&policy, &[(0, 0, 0, 0), (1, 100, 4, 992), (0, 0, 0, 0)], |_| {});
+    assert_eq!(long, Choice { index: 1, reason: Reason::Prefix });
+    let busy = choose(&policy, &[(0, 0, 0, 0), (9, 900, 20, 992)], |_| {});
+    assert_eq!(busy, Choice { index: 0, reason: Reason::Balance });
+    let short = choose(&policy, &[(0, 0, 0, 0), (0, 0, 1, 16)], |_| {});
+    assert_eq!(short, Choice { index: 0, reason: Reason::Load });
+}
+
+#[test]
+fn the_soonest_first_token_wins() {
+    let policy = PrefixLatency;
+    let cached = choose(&policy, &[(0, 0, 0, 0), (1, 500, 4, 992)], |_| {});
+    assert_eq!(cached, Choice { index: 1, reason: Reason::Prefix }, "half as long to wait as to compute");
+    let queued = choose(&policy, &[(0, 0, 0, 0), (5, 5000, 4, 992)], |_| {});
+    assert_eq!(queued, Choice { index: 0, reason: Reason::Balance });
+}
+
+#[test]
+fn full_pools_and_slow_decodes_are_avoided() {
+    let policy = PrefixLatency;
+    let slow = choose(&policy, &[(0, 0, 300, 500), (0, 0, 10, 0)], |situation| situation.decode_ms_goal = 50.0);
+    assert_eq!(slow.index, 1);
+    let any = choose(&policy, &[(0, 0, 300, 500), (0, 0, 10, 0)], |_| {});
+    assert_eq!(any.index, 0);
+    let full = with_situation(&[(0, 0, 0, 500), (0, 0, 0, 0)], |_| {}, |situation| {
+        let mut candidates = situation.candidates.to_vec();
+        candidates[0].blocks = Some(Room { tokens_available: 16, tokens_total: 1600 });
+        policy.choose(&Situation { candidates: &candidates, ..*situation })
+    });
+    assert_eq!(full.index, 1);
+}
+
+fn rows() -> impl Strategy<Value = Vec<Row>> {
+    proptest::collection::vec((0..20_u32, 0..10_000_u64, 0..100_u32, 0..2_000_u64), 1..9)
 }
 
 proptest! {
     #[test]
-    fn choices_exist_and_repeat(
-        rows in proptest::collection::vec((0..100_u32, 0..10_000_u64, 0..2_000_u64), 1..9),
-        n_prompt_tokens in 1..2_000_u64,
-        turn: u64,
-        random: u64,
-    ) {
+    fn choices_exist_and_repeat(rows in rows(), n in 1..2_000_u64, turn: u64, random: u64, session: u64) {
+        let change = |situation: &mut Situation<'_>| {
+            (situation.n_prompt_tokens, situation.turn) = (n, turn);
+            (situation.random, situation.session) = (random, session);
+        };
         for policy in POLICIES {
-            let choice = choose(policy, &rows, n_prompt_tokens, turn, random);
+            let choice = choose(policy, &rows, change);
             prop_assert!(choice.index < rows.len());
-            prop_assert_eq!(choice, choose(policy, &rows, n_prompt_tokens, turn, random));
+            prop_assert_eq!(choice, choose(policy, &rows, change));
         }
     }
 
     #[test]
-    fn no_other_engine_is_better_in_load_and_prefix(
-        rows in proptest::collection::vec((0..100_u32, 0..10_000_u64, 0..2_000_u64), 2..9),
-        n_prompt_tokens in 1..2_000_u64,
-        random: u64,
-    ) {
-        let chosen = rows[choose(&PrefixThreshold, &rows, n_prompt_tokens, 0, random).index];
+    fn no_other_engine_is_better_in_load_and_prefix(rows in rows(), n in 1..2_000_u64, random: u64) {
+        let change = |situation: &mut Situation<'_>| (situation.n_prompt_tokens, situation.random) = (n, random);
+        let chosen = rows[choose(&PrefixLatency, &rows, change).index];
         for row in rows {
-            let better = row.0 < chosen.0 && row.1 < chosen.1 && row.2 > chosen.2;
+            let better = row.1 < chosen.1 && row.2 <= chosen.2 && row.3.min(n) > chosen.3.min(n);
             prop_assert!(!better, "{row:?} is better than {chosen:?}");
+        }
+    }
+
+    #[test]
+    fn an_idle_engine_is_not_left_idle_for_ever(others in rows(), session: u64, seed: u64) {
+        // Everything that is placed stays, so whoever is passed over becomes the better choice.
+        for policy in POLICIES.into_iter().filter(|policy| policy.name() != "session_hash") {
+            let mut rows = others.clone();
+            rows.iter_mut().for_each(|row| row.3 = 0);
+            rows.push((0, 0, 0, 0));
+            let idle = rows.len() - 1;
+            let mut random = seed;
+            let found = (0..2_000).any(|turn| {
+                random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
+                let draw = random ^ random >> 29;
+                let chosen = choose(policy, &rows, |situation| {
+                    (situation.turn, situation.random, situation.session) = (turn, draw, session);
+                }).index;
+                rows[chosen].0 += 1;
+                rows[chosen].1 += 1003;
+                chosen == idle
+            });
+            prop_assert!(found, "{} never places on an idle engine", policy.name());
         }
     }
 }

@@ -1,0 +1,303 @@
+//! The load ledger: what routers placed on engines and has not ended, as events and their fold.
+//!
+//! Routers tell each placement at once, apart from the slower occupancy and KV streams, and each folds what all tell:
+//! so replicas see one another's placements before the engines report them.
+//! An entry lives until it is finished or its router is gone, however long the request runs.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{EngineId, Incarnation};
+
+/// Names one placement in the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PlacementKey {
+    /// The life of the router that placed it.
+    pub router: Incarnation,
+    /// Counts that router's placements.
+    pub number: u64,
+}
+
+/// What a placement asks of its engine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlacedWork {
+    /// Where it was placed.
+    pub engine: EngineId,
+    /// Prompt tokens to compute: those that were not cached there.
+    pub tokens_new: u32,
+    /// Length of the prompt.
+    pub tokens_prompt: u32,
+    /// Predicted time of its prefill alone on an idle engine, in microseconds.
+    pub prefill_us: u64,
+}
+
+/// A change of the ledger.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LedgerEvent {
+    /// A request was placed.
+    Placed(PlacementKey, PlacedWork),
+    /// Its prompt is computed.
+    FirstToken(PlacementKey),
+    /// It ended, well or badly.
+    Finished(PlacementKey),
+    /// A router is gone, and its requests with it.
+    RouterGone(Incarnation),
+}
+
+/// What is placed on one engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct EngineLoad {
+    /// Requests whose first token is out.
+    pub n_prefilling: u32,
+    /// Prompt tokens that these compute.
+    pub tokens_prefilling: u64,
+    /// Predicted time until they are computed, in milliseconds: their prefills one after the other, less the time that
+    /// the oldest has had.
+    pub wait_ms: f64,
+    /// Requests past their first token.
+    pub n_decoding: u32,
+    /// Prompt tokens of those.
+    pub tokens_decoding: u64,
+}
+
+/// The fold of all events.
+#[derive(Clone, Debug, Default)]
+pub struct Ledger {
+    placements: HashMap<PlacementKey, Entry>,
+    engines: HashMap<EngineId, Account>,
+    n_placed: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    work: PlacedWork,
+    /// Place in the order of placements while it prefills.
+    order: Option<u64>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Account {
+    /// Predicted prefill times in microseconds by order of placement.
+    prefilling: BTreeMap<u64, u64>,
+    /// Their sum.
+    prefilling_us: u64,
+    tokens_prefilling: u64,
+    n_decoding: u32,
+    tokens_decoding: u64,
+    /// Since when the oldest prefill has the engine.
+    oldest_since: Option<Instant>,
+}
+
+impl Ledger {
+    /// Takes an event at `now`; one about a placement that is not known changes nothing.
+    pub fn apply(&mut self, event: LedgerEvent, now: Instant) {
+        match event {
+            LedgerEvent::Placed(key, work) => self.place(key, work, now),
+            LedgerEvent::FirstToken(key) => self.first_token(key, now),
+            LedgerEvent::Finished(key) => self.finish(key, now),
+            LedgerEvent::RouterGone(router) => self.forget(|key, _| key.router == router, now),
+        }
+    }
+
+    /// Forgets what is placed on engines that are gone.
+    pub fn retain_engines(&mut self, is_kept: impl Fn(&EngineId) -> bool, now: Instant) {
+        self.forget(|_, entry| !is_kept(&entry.work.engine), now);
+    }
+
+    /// What is placed on an engine.
+    pub fn load(&self, engine: &EngineId, now: Instant) -> EngineLoad {
+        self.engines.get(engine).map(|account| account.load(now)).unwrap_or_default()
+    }
+
+    /// Placements that have not ended.
+    pub fn len(&self) -> usize {
+        self.placements.len()
+    }
+
+    /// Whether nothing is placed.
+    pub fn is_empty(&self) -> bool {
+        self.placements.is_empty()
+    }
+
+    /// Events that make an empty ledger like this one, in the order of placement of what prefills.
+    pub fn snapshot(&self) -> Vec<LedgerEvent> {
+        let mut entries: Vec<(&PlacementKey, &Entry)> = self.placements.iter().collect();
+        entries.sort_unstable_by_key(|&(key, entry)| (entry.order, *key));
+        let mut events = Vec::with_capacity(entries.len());
+        for (&key, entry) in entries {
+            events.push(LedgerEvent::Placed(key, entry.work.clone()));
+            if entry.order.is_none() {
+                events.push(LedgerEvent::FirstToken(key));
+            }
+        }
+        events
+    }
+
+    fn place(&mut self, key: PlacementKey, work: PlacedWork, now: Instant) {
+        // Told twice after a reconnection, or told again with another engine: the last word counts.
+        self.finish(key, now);
+        let order = self.n_placed;
+        self.n_placed += 1;
+        let account = self.engines.entry(work.engine.clone()).or_default();
+        account.oldest_since.get_or_insert(now);
+        account.prefilling.insert(order, work.prefill_us);
+        account.prefilling_us += work.prefill_us;
+        account.tokens_prefilling += u64::from(work.tokens_new);
+        self.placements.insert(key, Entry { work, order: Some(order) });
+    }
+
+    fn first_token(&mut self, key: PlacementKey, now: Instant) {
+        let Some(entry) = self.placements.get_mut(&key) else { return };
+        let Some(order) = entry.order.take() else { return };
+        let account = self.engines.get_mut(&entry.work.engine).expect(ACCOUNT);
+        account.prefilled(order, &entry.work, now);
+        account.n_decoding += 1;
+        account.tokens_decoding += u64::from(entry.work.tokens_prompt);
+    }
+
+    fn finish(&mut self, key: PlacementKey, now: Instant) {
+        let Some(Entry { work, order }) = self.placements.remove(&key) else { return };
+        let account = self.engines.get_mut(&work.engine).expect(ACCOUNT);
+        match order {
+            Some(order) => account.prefilled(order, &work, now),
+            None => {
+                account.n_decoding -= 1;
+                account.tokens_decoding -= u64::from(work.tokens_prompt);
+            }
+        }
+        if account.prefilling.is_empty() && account.n_decoding == 0 {
+            self.engines.remove(&work.engine);
+        }
+    }
+
+    fn forget(&mut self, is_over: impl Fn(&PlacementKey, &Entry) -> bool, now: Instant) {
+        let over: Vec<PlacementKey> =
+            self.placements.iter().filter(|(key, entry)| is_over(key, entry)).map(|(&key, _)| key).collect();
+        over.into_iter().for_each(|key| self.finish(key, now));
+    }
+}
+
+const ACCOUNT: &str = "an engine has an account as long as something is placed there";
+
+impl Account {
+    /// Takes a prefill out that is computed or over; who is oldest then has the engine from now on.
+    fn prefilled(&mut self, order: u64, work: &PlacedWork, now: Instant) {
+        self.prefilling.remove(&order);
+        self.prefilling_us -= work.prefill_us;
+        self.tokens_prefilling -= u64::from(work.tokens_new);
+        self.oldest_since = (!self.prefilling.is_empty()).then_some(now);
+    }
+
+    fn load(&self, now: Instant) -> EngineLoad {
+        let oldest_us = self.prefilling.first_key_value().map_or(0, |(_, &us)| us);
+        let elapsed = self.oldest_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        // A prefill that takes longer than predicted is about to end, but says nothing of those behind it.
+        let done_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX).min(oldest_us);
+        EngineLoad {
+            n_prefilling: u32::try_from(self.prefilling.len()).unwrap_or(u32::MAX),
+            tokens_prefilling: self.tokens_prefilling,
+            wait_ms: (self.prefilling_us - done_us) as f64 / 1e3,
+            n_decoding: self.n_decoding,
+            tokens_decoding: self.tokens_decoding,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::ids::DataRank;
+
+    fn engine(n: u64) -> EngineId {
+        EngineId { worker: "w".into(), incarnation: Incarnation(n), data_rank: DataRank(0) }
+    }
+
+    fn key(router: u64, number: u64) -> PlacementKey {
+        PlacementKey { router: Incarnation(router), number }
+    }
+
+    fn work(n: u64, tokens: u32) -> PlacedWork {
+        PlacedWork { engine: engine(n), tokens_new: tokens, tokens_prompt: 2 * tokens, prefill_us: 1000 * u64::from(tokens) }
+    }
+
+    #[test]
+    fn prefills_queue_up_and_the_oldest_gets_on() {
+        let (mut ledger, start) = (Ledger::default(), Instant::now());
+        let at = |ms| start + Duration::from_millis(ms);
+        ledger.apply(LedgerEvent::Placed(key(1, 1), work(1, 100)), at(0));
+        ledger.apply(LedgerEvent::Placed(key(2, 1), work(1, 50)), at(10));
+        assert_eq!(ledger.load(&engine(1), at(40)).wait_ms, 110.0);
+        assert_eq!(ledger.load(&engine(1), at(400)).wait_ms, 50.0, "what is late does not use up what is behind it");
+        ledger.apply(LedgerEvent::FirstToken(key(1, 1)), at(400));
+        let load = ledger.load(&engine(1), at(420));
+        assert_eq!((load.wait_ms, load.n_prefilling, load.n_decoding, load.tokens_decoding), (30.0, 1, 1, 200));
+        assert_eq!(ledger.load(&engine(2), at(420)), EngineLoad::default());
+    }
+
+    #[test]
+    fn a_router_that_is_gone_takes_its_placements_along() {
+        let (mut ledger, now) = (Ledger::default(), Instant::now());
+        for (router, number) in [(1, 1), (1, 2), (2, 1)] {
+            ledger.apply(LedgerEvent::Placed(key(router, number), work(number, 10)), now);
+        }
+        ledger.apply(LedgerEvent::FirstToken(key(1, 1)), now);
+        ledger.apply(LedgerEvent::RouterGone(Incarnation(1)), now);
+        assert_eq!((ledger.len(), ledger.load(&engine(1), now).n_prefilling), (1, 1));
+        ledger.retain_engines(|_| false, now);
+        assert!(ledger.is_empty() && ledger.engines.is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn loads_are_those_of_the_placements_and_a_snapshot_makes_them_again(
+            events in proptest::collection::vec((0..5_u8, 0..3_u64, 0..6_u64, 0..4_u64, 1..1000_u32), 0..200),
+        ) {
+            let (mut ledger, now) = (Ledger::default(), Instant::now());
+            let mut model: BTreeMap<PlacementKey, (PlacedWork, bool)> = BTreeMap::new();
+            for (what, router, number, n, tokens) in events {
+                let key = key(router, number);
+                let event = match what {
+                    0 | 1 => {
+                        model.insert(key, (work(n, tokens), true));
+                        LedgerEvent::Placed(key, work(n, tokens))
+                    }
+                    2 => {
+                        model.entry(key).and_modify(|entry| entry.1 = false);
+                        LedgerEvent::FirstToken(key)
+                    }
+                    3 => {
+                        model.remove(&key);
+                        LedgerEvent::Finished(key)
+                    }
+                    _ => {
+                        model.retain(|key, _| key.router != Incarnation(router));
+                        LedgerEvent::RouterGone(Incarnation(router))
+                    }
+                };
+                ledger.apply(event, now);
+            }
+            let mut again = Ledger::default();
+            ledger.snapshot().into_iter().for_each(|event| again.apply(event, now));
+            for n in 0..4 {
+                let mut expected = EngineLoad::default();
+                for (work, prefills) in model.values().filter(|(work, _)| work.engine == engine(n)) {
+                    if *prefills {
+                        expected.n_prefilling += 1;
+                        expected.tokens_prefilling += u64::from(work.tokens_new);
+                        expected.wait_ms += work.prefill_us as f64 / 1e3;
+                    } else {
+                        expected.n_decoding += 1;
+                        expected.tokens_decoding += u64::from(work.tokens_prompt);
+                    }
+                }
+                prop_assert_eq!(ledger.load(&engine(n), now), expected);
+                prop_assert_eq!(again.load(&engine(n), now), expected);
+            }
+            prop_assert_eq!((ledger.len(), again.len()), (model.len(), model.len()));
+        }
+    }
+}

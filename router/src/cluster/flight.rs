@@ -1,0 +1,49 @@
+//! One placement as the ledger has it, for as long as its stream lives.
+
+use std::sync::Arc;
+
+use contract::ledger::{LedgerEvent, PlacedWork, PlacementKey};
+use daemon::clock;
+
+use super::Cluster;
+
+/// Keeps a placement in the ledger until it is dropped.
+pub(crate) struct Flight {
+    cluster: Arc<Cluster>,
+    key: PlacementKey,
+    work: PlacedWork,
+    is_prefilled: bool,
+}
+
+impl Flight {
+    /// Takes over a placement that is in this router's ledger already, and tells the others of it.
+    pub(super) fn new(cluster: &Arc<Cluster>, key: PlacementKey, work: PlacedWork) -> Self {
+        cluster.outbox.put(LedgerEvent::Placed(key, work.clone()));
+        Self { cluster: Arc::clone(cluster), key, work, is_prefilled: false }
+    }
+
+    /// Enters another choice of the same prompt.
+    pub(crate) fn beside(&self) -> Self {
+        let (key, work) = self.cluster.placer.place_beside(&self.work, clock::now());
+        Self::new(&self.cluster, key, work)
+    }
+
+    /// The prompt is computed: the first token came.
+    pub(crate) fn prefilled(&mut self) {
+        if !self.is_prefilled {
+            self.is_prefilled = true;
+            self.tell(LedgerEvent::FirstToken(self.key));
+        }
+    }
+
+    fn tell(&self, event: LedgerEvent) {
+        self.cluster.placer.tell(event.clone(), clock::now());
+        self.cluster.outbox.put(event);
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        self.tell(LedgerEvent::Finished(self.key));
+    }
+}

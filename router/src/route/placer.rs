@@ -1,0 +1,237 @@
+//! Places prompts on engines: what is cached where, what is placed where, and a policy that chooses; pure but for locks.
+//!
+//! A router drives it by its clock and its streams, a simulation by virtual time.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use contract::cost::CostCoefficients;
+use contract::hash::BlockHash;
+use contract::ids::{EngineId, Incarnation};
+use contract::ledger::{Ledger, LedgerEvent, PlacedWork, PlacementKey};
+use contract::occupancy::Occupancy;
+
+use super::directory::PrefixDirectory;
+use super::{Candidate, Choice, Prediction, Reason, Room, RoutePolicy, Situation};
+
+/// What an engine is taken to cost before any has reported: only the order of candidates depends on it.
+const COST_UNKNOWN: CostCoefficients = CostCoefficients {
+    prefill_base_ms: 0.0,
+    prefill_per_token_ms: 0.125,
+    prefill_per_token_context_ms: 0.0,
+    decode_base_ms: 20.0,
+    decode_per_sequence_ms: 0.2,
+    decode_per_context_token_ms: 0.000_1,
+};
+
+/// How a router places.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PlacerSettings {
+    /// For so long blocks of a prompt just placed are taken for cached.
+    pub promise: Duration,
+    /// Longest time between two tokens that running requests should see, in milliseconds.
+    pub decode_ms_goal: f64,
+    /// Predicted prefill work of an engine, in milliseconds, from which on nothing more is placed there; requests wait
+    /// at the router instead, where their order can still change.
+    pub dispatch_ahead_ms: f64,
+    /// Bound of the prefix directory.
+    pub directory_bytes_max: usize,
+}
+
+/// An engine that is ready.
+#[derive(Clone, Copy, Debug)]
+pub struct Target<'a> {
+    /// Which engine.
+    pub engine: &'a EngineId,
+    /// Its last report, none before the first.
+    pub occupancy: Option<&'a Occupancy>,
+    /// Takes no new work.
+    pub draining: bool,
+}
+
+/// A prompt to be placed.
+#[derive(Clone, Copy, Debug)]
+pub struct Prompt<'a> {
+    /// Its length.
+    pub n_tokens: u64,
+    /// Hashes of its full blocks that may be reused.
+    pub hashes: &'a [BlockHash],
+    /// Tokens in a block.
+    pub block_size: u32,
+    /// Stands for the conversation or user it belongs to.
+    pub session: u64,
+}
+
+/// Where a prompt was placed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Placed {
+    /// Index into the targets.
+    pub index: usize,
+    /// Why there.
+    pub reason: Reason,
+    /// What was expected.
+    pub prediction: Prediction,
+    /// Prompt tokens that were cached there or promised to be.
+    pub tokens_cached: u64,
+    /// Names it in the ledger.
+    pub key: PlacementKey,
+    /// What other routers are to be told.
+    pub work: PlacedWork,
+}
+
+/// Why a prompt was not placed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum NotPlaced {
+    /// No target takes work.
+    NoEngine,
+    /// The chosen engine has enough work placed; it is predicted to have room after so many milliseconds.
+    Busy {
+        /// Until it has room.
+        wait_ms: f64,
+    },
+}
+
+/// Places prompts.
+pub struct Placer {
+    policy: &'static dyn RoutePolicy,
+    settings: PlacerSettings,
+    router: Incarnation,
+    directory: Mutex<PrefixDirectory>,
+    ledger: Mutex<Ledger>,
+    n_placed: AtomicU64,
+    turns: AtomicU64,
+}
+
+impl Placer {
+    /// Makes a placer that knows of nothing.
+    pub fn new(policy: &'static dyn RoutePolicy, settings: PlacerSettings, router: Incarnation) -> Self {
+        Self {
+            policy,
+            settings,
+            router,
+            directory: Mutex::new(PrefixDirectory::new(settings.directory_bytes_max)),
+            ledger: Mutex::default(),
+            n_placed: AtomicU64::new(0),
+            turns: AtomicU64::new(0),
+        }
+    }
+
+    /// The policy's name.
+    pub fn policy(&self) -> &'static str {
+        self.policy.name()
+    }
+
+    /// What is cached where.
+    pub fn directory(&self) -> MutexGuard<'_, PrefixDirectory> {
+        self.directory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Chooses an engine for a prompt at `now`, promises it the prompt's blocks and enters the work into the ledger.
+    ///
+    /// With `waits`, a prompt whose engine has `dispatch_ahead_ms` of work already is left where it is.
+    ///
+    /// # Errors
+    /// Why it was not placed; nothing has changed then.
+    pub fn place(
+        &self,
+        targets: &[Target<'_>],
+        prompt: &Prompt<'_>,
+        waits: bool,
+        now: Instant,
+        random: u64,
+    ) -> Result<Placed, NotPlaced> {
+        let usable: Vec<usize> = (0..targets.len()).filter(|&index| !targets[index].draining).collect();
+        if usable.is_empty() {
+            return Err(NotPlaced::NoEngine);
+        }
+        let candidates = self.candidates(usable.iter().map(|&index| &targets[index]), prompt, now);
+        let situation = Situation {
+            candidates: &candidates,
+            n_prompt_tokens: prompt.n_tokens,
+            session: prompt.session,
+            decode_ms_goal: self.settings.decode_ms_goal,
+            turn: self.turns.fetch_add(1, Ordering::Relaxed),
+            random,
+        };
+        let Choice { index, reason } = self.policy.choose(&situation);
+        let chosen = &candidates[index];
+        let prediction = situation.predict(chosen);
+        if waits && prediction.wait_ms >= self.settings.dispatch_ahead_ms {
+            return Err(NotPlaced::Busy { wait_ms: prediction.wait_ms - self.settings.dispatch_ahead_ms });
+        }
+        let key = PlacementKey { router: self.router, number: self.n_placed.fetch_add(1, Ordering::Relaxed) };
+        let work = PlacedWork {
+            engine: chosen.engine.clone(),
+            tokens_new: clamp(prompt.n_tokens.saturating_sub(chosen.tokens_cached)),
+            tokens_prompt: clamp(prompt.n_tokens),
+            prefill_us: (prediction.prefill_ms * 1e3) as u64,
+        };
+        self.directory().promise(chosen.engine, prompt.hashes, now, now + self.settings.promise);
+        self.tell(LedgerEvent::Placed(key, work.clone()), now);
+        Ok(Placed { index: usable[index], reason, prediction, tokens_cached: chosen.tokens_cached, key, work })
+    }
+
+    /// Enters a further choice of a prompt that was placed, where the first computes the prompt for all.
+    pub fn place_beside(&self, work: &PlacedWork, now: Instant) -> (PlacementKey, PlacedWork) {
+        let key = PlacementKey { router: self.router, number: self.n_placed.fetch_add(1, Ordering::Relaxed) };
+        let work = PlacedWork { tokens_new: 0, prefill_us: 0, ..work.clone() };
+        self.tell(LedgerEvent::Placed(key, work.clone()), now);
+        (key, work)
+    }
+
+    /// Takes a change of the ledger: this router's own, or what others told.
+    pub fn tell(&self, event: LedgerEvent, now: Instant) {
+        self.ledger().apply(event, now);
+    }
+
+    /// What is placed and has not ended.
+    pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn candidates<'a>(
+        &self,
+        targets: impl Iterator<Item = &'a Target<'a>> + Clone,
+        prompt: &Prompt<'_>,
+        now: Instant,
+    ) -> Vec<Candidate<'a>> {
+        let cost = usual_cost(targets.clone());
+        let (directory, ledger) = (self.directory(), self.ledger());
+        let block_size = u64::from(prompt.block_size);
+        let candidate = |target: &'a Target<'a>| {
+            let tokens_cached = directory.count(target.engine, prompt.hashes, now) as u64 * block_size;
+            let reported = target.occupancy;
+            Candidate {
+                engine: target.engine,
+                load: ledger.load(target.engine, now),
+                tokens_queued: reported.map_or(0, |occupancy| occupancy.tokens_queued),
+                n_reported: reported.map_or(0, |occupancy| occupancy.requests_waiting + occupancy.requests_running),
+                tokens_running: reported.map_or(0, |occupancy| occupancy.tokens_running),
+                blocks: reported.map(|occupancy| Room {
+                    tokens_available: (u64::from(occupancy.blocks.free) + u64::from(occupancy.blocks.cached)) * block_size,
+                    tokens_total: u64::from(occupancy.blocks.total) * block_size,
+                }),
+                cost: reported.map(|occupancy| occupancy.cost).filter(is_known).unwrap_or(cost),
+                tokens_cached: tokens_cached.min(prompt.n_tokens),
+                tokens_promised: 0,
+            }
+        };
+        targets.map(candidate).collect()
+    }
+}
+
+/// What engines cost that have not reported: as much as the one of the first that has.
+fn usual_cost<'a>(targets: impl Iterator<Item = &'a Target<'a>>) -> CostCoefficients {
+    let mut known = targets.filter_map(|target| target.occupancy).map(|occupancy| occupancy.cost).filter(is_known);
+    known.next().unwrap_or(COST_UNKNOWN)
+}
+
+fn is_known(cost: &CostCoefficients) -> bool {
+    cost.prefill_per_token_ms > 0.0
+}
+
+fn clamp(n: u64) -> u32 {
+    u32::try_from(n).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,44 @@
+//! The engine whose first token is predicted to come soonest, subject to decode latency and free blocks.
+
+use super::least;
+use crate::route::{Candidate, Choice, Reason, RoutePolicy, Situation};
+
+/// What a millisecond of prefill costs those that come later, beside what it costs this request.
+const PRICE_OF_WORK: f64 = 0.6;
+
+/// Takes the least predicted time to first token, plus a price for the work that delays later requests.
+#[derive(Clone, Copy, Debug)]
+pub struct PrefixLatency;
+
+impl RoutePolicy for PrefixLatency {
+    fn name(&self) -> &'static str {
+        "prefix_latency"
+    }
+
+    fn choose(&self, situation: &Situation<'_>) -> Choice {
+        let all = situation.candidates;
+        if all.len() == 1 {
+            return Choice { index: 0, reason: Reason::Only };
+        }
+        let index = least(situation, |index| score_ms(situation, &all[index]));
+        let cached = |candidate: &Candidate<'_>| candidate.tokens_cached;
+        let longest = all.iter().map(cached).max().unwrap_or(0);
+        let reason = match cached(&all[index]) {
+            0 if longest == 0 => Reason::Load,
+            tokens if tokens == longest => Reason::Prefix,
+            _ => Reason::Balance,
+        };
+        Choice { index, reason }
+    }
+}
+
+/// What a candidate is worth, in milliseconds; less is better.
+fn score_ms(situation: &Situation<'_>, candidate: &Candidate<'_>) -> f64 {
+    let prediction = situation.predict(candidate);
+    let missed_ms = (prediction.decode_ms - situation.decode_ms_goal).max(0.0);
+    let needed = situation.n_prompt_tokens - candidate.tokens_cached.min(situation.n_prompt_tokens);
+    let lacks_room = candidate.blocks.is_some_and(|room| room.tokens_available < needed);
+    // Whoever lacks blocks waits for others to end, which takes longer than any queue of prompts.
+    let room_ms = if lacks_room { 1e6 } else { 0.0 };
+    prediction.first_token_ms + PRICE_OF_WORK * prediction.prefill_ms + missed_ms + room_ms
+}
