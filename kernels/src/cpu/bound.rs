@@ -4,6 +4,7 @@
 
 use std::hint::black_box;
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::cpu::Isa;
@@ -20,15 +21,17 @@ mod x86;
 const READ_BYTES_MIN: usize = 256 << 20;
 /// Times that those bytes fill the third-level caches of all sockets.
 const READ_CACHES: usize = 4;
-/// Passes over the bytes; the best counts.
+/// Passes over the bytes at least; the best counts.
 const READ_PASSES: usize = 7;
 /// Bytes that the loops take at once; each thread's part is a multiple.
 const READ_UNIT: usize = 4096;
 
 /// Rounds of the register loops in one pass, some milliseconds each.
 const PEAK_ROUNDS: usize = 1 << 20;
-/// Passes of the register loops; the best counts.
+/// Passes of the register loops at least; the best counts.
 const PEAK_PASSES: usize = 5;
+/// Passes go on for so long: new threads may share a core until the system has moved them apart.
+const TIME_MIN: Duration = Duration::from_millis(100);
 /// Independent chains of a register loop: latency times throughput of fused multiply-add, on all cores so far.
 pub(crate) const CHAINS: usize = 12;
 
@@ -118,18 +121,25 @@ fn read_rate(bytes: usize, threads: usize, now: fn() -> Instant) -> Result<Rate>
     Ok(best)
 }
 
-/// The shortest time that all of `threads` threads need for `body`, in seconds.
+/// The shortest time that all of `threads` threads need for `body`, in seconds, of `passes` or more.
 fn best_of(passes: usize, threads: usize, now: fn() -> Instant, body: &(dyn Fn(usize) + Sync)) -> f64 {
-    let barrier = Barrier::new(threads);
+    let (barrier, is_over, first) = (Barrier::new(threads), AtomicBool::new(false), now());
     let work = |thread: usize| {
-        let pass = |_| {
+        let mut best = Duration::MAX;
+        for n_done in 0.. {
+            if thread == 0 {
+                is_over.store(n_done >= passes && now().saturating_duration_since(first) >= TIME_MIN, Ordering::Relaxed);
+            }
             barrier.wait();
+            if is_over.load(Ordering::Relaxed) {
+                break;
+            }
             let began = now();
             body(thread);
             barrier.wait();
-            now().saturating_duration_since(began)
-        };
-        (0..passes).map(pass).min().unwrap_or_default()
+            best = best.min(now().saturating_duration_since(began));
+        }
+        best
     };
     let best = std::thread::scope(|scope| {
         let others: Vec<_> = (1..threads).map(|thread| scope.spawn(move || work(thread))).collect();
