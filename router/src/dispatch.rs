@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use contract::error::RequestError;
-use contract::ids::EngineId;
+use contract::ids::{EngineId, RequestId};
 use contract::request::GenerateRequest;
 use contract::stream::GenerateFrame;
 use proto::status::{ERROR_KEY, from_status};
@@ -20,6 +20,8 @@ use crate::model::PromptBlocks;
 /// A choice that is being generated; dropping it ends the call to the worker at once.
 pub(crate) struct Dispatch {
     cluster: Arc<Cluster>,
+    /// What the client asked, which this is a part of.
+    question: RequestId,
     request: GenerateRequest,
     blocks: Arc<PromptBlocks>,
     deadline: Instant,
@@ -36,6 +38,7 @@ pub(crate) struct Dispatch {
 
 /// What a choice begins with.
 pub(crate) struct Job {
+    pub(crate) question: RequestId,
     pub(crate) request: GenerateRequest,
     pub(crate) blocks: Arc<PromptBlocks>,
     pub(crate) deadline: Instant,
@@ -53,6 +56,7 @@ impl Dispatch {
     pub(crate) fn new(cluster: Arc<Cluster>, job: Job, span: Span) -> Self {
         Self {
             cluster,
+            question: job.question,
             request: job.request,
             blocks: job.blocks,
             deadline: job.deadline,
@@ -126,7 +130,7 @@ impl Dispatch {
         let n_prompt_tokens = self.request.prompt.len() as u64;
         let placement = match self.placement.take() {
             Some(placement) => placement,
-            None => self.cluster.place(n_prompt_tokens, &self.blocks, &self.tried)?,
+            None => self.cluster.place(self.question, n_prompt_tokens, &self.blocks, &self.tried)?,
         };
         let Placement { engine, flight } = placement;
         self.tried.push(engine.id.clone());

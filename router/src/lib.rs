@@ -3,6 +3,7 @@
 mod api;
 mod cluster;
 pub mod config;
+mod decisions;
 mod dispatch;
 pub mod error;
 mod generate;

@@ -19,6 +19,7 @@ pub(crate) struct Metrics {
     pub(crate) engines_stale: Gauge,
     pub(crate) directory_blocks: Gauge,
     pub(crate) mismatches: Counter,
+    prediction_error: Histogram,
     input: Counter,
     cached: Counter,
     output: Counter,
@@ -48,6 +49,7 @@ impl Metrics {
             engines_stale: scope.gauge(&names::ROUTE_ENGINES, &["stale"]),
             directory_blocks: scope.gauge(&names::DIRECTORY_BLOCKS, &[]),
             mismatches: scope.counter(&names::IDENTITY_MISMATCHES, &[]),
+            prediction_error: scope.histogram(&names::ROUTE_PREDICTION_ERROR, &[]),
             input: scope.counter(&names::USAGE_TOKENS, &[model, "input"]),
             cached: scope.counter(&names::USAGE_TOKENS, &[model, "cached"]),
             output: scope.counter(&names::USAGE_TOKENS, &[model, "output"]),
@@ -68,6 +70,11 @@ impl Metrics {
 
     pub(crate) fn placed(&self, reason: &'static str) {
         self.scope.counter(&names::ROUTE_DECISIONS, &[self.policy, reason]).inc();
+    }
+
+    /// Notes how far a predicted time to first token was off.
+    pub(crate) fn predicted(&self, actual_ms: f64, predicted_ms: f64) {
+        self.prediction_error.observe((actual_ms - predicted_ms).abs() / 1e3);
     }
 
     pub(crate) fn refused(&self, error: &RequestError) {

@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod completions;
+pub(crate) mod explain;
 pub(crate) mod generate;
 pub(crate) mod model;
 pub(crate) mod role;

@@ -23,6 +23,7 @@ Examples:
   tessera serve --model ./Qwen3-0.6B --workers 1   Serve a folder in Hugging Face's layout or a GGUF file
   tessera generate \"The capital of France is\"      Stream a continuation to the terminal
   tessera generate --chat \"Tell me a story\"        Ask as a user, with the model's chat template
+  tessera explain --prompt "Tell me a story"       Which worker would take it, and why
   tessera bench serve --concurrency 1,8,32         Load a server, with percentiles and plots
   tessera worker --config cluster.toml             Run one role of a cluster
   tessera completions bash > /etc/bash_completion.d/tessera
@@ -46,6 +47,8 @@ enum Command {
     Serve(serve::Args),
     /// Continue a prompt, streamed to the terminal
     Generate(command::generate::Args),
+    /// Show why a request went to its worker
+    Explain(command::explain::Args),
     /// Measure a server, a model or kernels
     Bench(command::bench::Args),
     /// List or fetch models
@@ -84,6 +87,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         match command {
             Command::Serve(args) => Box::pin(serve::run(args)).await,
             Command::Generate(args) => command::generate::run(args).await,
+            Command::Explain(args) => command::explain::run(args).await,
             Command::Model(args) => command::model::run(args).await,
             Command::Scheduler(args) => Box::pin(command::role::run(role::Role::Scheduler, args)).await,
             Command::Router(args) => Box::pin(command::role::run(role::Role::Router, args)).await,
@@ -105,7 +109,7 @@ mod tests {
     fn the_command_line_is_consistent_and_teaches_by_example() {
         let mut command = Cli::command();
         command.clone().debug_assert();
-        for name in ["serve", "generate", "bench", "model", "scheduler", "router", "worker"] {
+        for name in ["serve", "generate", "explain", "bench", "model", "scheduler", "router", "worker"] {
             let help = command.find_subcommand_mut(name).unwrap().render_long_help().to_string();
             assert!(help.contains("Examples:"), "{name}: {help}");
         }

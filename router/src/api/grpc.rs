@@ -13,7 +13,9 @@ use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
 use super::span::span;
+use crate::decisions::Remembered;
 use crate::generate::{Event, Input, Operation, Options, Prompt, Question, Service};
+use crate::route::placer::{Considered, Decision};
 use crate::text::{ChatMessage, ChatOptions};
 
 /// Makes the service.
@@ -34,19 +36,7 @@ impl Inference for Grpc {
 
     async fn generate(&self, request: Request<wire::GenerateRequest>) -> Result<Response<Responses>, Status> {
         let (metadata, _, request) = request.into_parts();
-        use wire::generate_request::Prompt as Given;
-        let prompt = match request.prompt {
-            Some(Given::Text(text)) => Prompt::Text(text),
-            Some(Given::Tokens(tokens)) => Prompt::Tokens(tokens.ids),
-            None => return Err(self.refuse(&RequestError::invalid("prompt", "is missing; give text or tokens"))),
-        };
-        let question = Question {
-            operation: Operation::Completion,
-            model: request.model,
-            input: Input::Prompts(vec![prompt]),
-            options: options(request.options.unwrap_or_default(), &metadata),
-            is_stream: true,
-        };
+        let question = completion(request, &metadata).map_err(|error| self.refuse(&error))?;
         self.answer(question, &metadata).await
     }
 
@@ -110,6 +100,69 @@ impl Inference for Grpc {
             n_workers: u32::try_from(self.0.cluster.n_workers()).unwrap_or(u32::MAX),
         };
         Ok(Response::new(wire::ListModelsResponse { models: vec![model] }))
+    }
+
+    async fn explain(&self, request: Request<wire::ExplainRequest>) -> Result<Response<wire::ExplainResponse>, Status> {
+        use wire::explain_request::Subject;
+        let (metadata, _, request) = request.into_parts();
+        let decisions = match request.subject {
+            Some(Subject::Prompt(prompt)) => {
+                let question = completion(prompt, &metadata).map_err(|error| self.refuse(&error))?;
+                let decisions = self.0.foresee(question).await.map_err(|error| self.refuse(&error))?;
+                decisions.into_iter().map(|decision| placement(decision, None, None)).collect()
+            }
+            Some(Subject::RequestId(id)) => {
+                let decisions = self.0.recall(&id).map_err(|error| self.refuse(&error))?;
+                let placement =
+                    |one: Remembered| placement(one.decision, Some(one.n_considered), one.first_token_ms);
+                decisions.into_iter().map(placement).collect()
+            }
+            None => {
+                let error = RequestError::invalid("subject", "is missing; give a prompt or a request_id");
+                return Err(self.refuse(&error));
+            }
+        };
+        Ok(Response::new(wire::ExplainResponse { policy: self.0.cluster.policy().to_owned(), decisions }))
+    }
+}
+
+fn completion(request: wire::GenerateRequest, metadata: &MetadataMap) -> Result<Question, RequestError> {
+    use wire::generate_request::Prompt as Given;
+    let prompt = match request.prompt {
+        Some(Given::Text(text)) => Prompt::Text(text),
+        Some(Given::Tokens(tokens)) => Prompt::Tokens(tokens.ids),
+        None => return Err(RequestError::invalid("prompt", "is missing; give text or tokens")),
+    };
+    Ok(Question {
+        operation: Operation::Completion,
+        model: request.model,
+        input: Input::Prompts(vec![prompt]),
+        options: options(request.options.unwrap_or_default(), metadata),
+        is_stream: true,
+    })
+}
+
+fn placement(decision: Decision, n_considered: Option<usize>, first_token_ms: Option<f64>) -> wire::PlacementDecision {
+    let Decision { mut considered, chosen, reason } = decision;
+    let n_considered = n_considered.unwrap_or(considered.len());
+    considered.swap(0, chosen);
+    considered[1..].sort_by(|one, two| one.prediction.first_token_ms.total_cmp(&two.prediction.first_token_ms));
+    let candidate = |one: Considered| wire::PlacementCandidate {
+        engine: one.engine.to_string(),
+        cached_tokens: one.tokens_cached,
+        promised_tokens: one.tokens_promised,
+        queued_tokens: one.tokens_ahead,
+        n_requests: one.n_requests,
+        wait_ms: one.prediction.wait_ms,
+        prefill_ms: one.prediction.prefill_ms,
+        first_token_ms: one.prediction.first_token_ms,
+        decode_ms: one.prediction.decode_ms,
+    };
+    wire::PlacementDecision {
+        reason: reason.name().to_owned(),
+        candidates: considered.into_iter().map(candidate).collect(),
+        n_candidates: u32::try_from(n_considered).unwrap_or(u32::MAX),
+        actual_first_token_ms: first_token_ms,
     }
 }
 

@@ -27,6 +27,10 @@ pub(super) fn span(question: &Question, model: &str, metadata: &MetadataMap) -> 
         gen_ai.usage.output_tokens = field::Empty,
         gen_ai.usage.cache_read.input_tokens = field::Empty,
         gen_ai.response.finish_reasons = field::Empty,
+        tessera.route.engine = field::Empty,
+        tessera.route.reason = field::Empty,
+        tessera.route.cached_tokens = field::Empty,
+        tessera.route.predicted_ms = field::Empty,
         error.type = field::Empty,
     );
     daemon::telemetry::propagation::set_parent(&span, metadata);

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use contract::ids::RequestId;
 use contract::ledger::{LedgerEvent, PlacedWork, PlacementKey};
 use daemon::clock;
 
@@ -10,6 +11,7 @@ use super::Cluster;
 /// Keeps a placement in the ledger until it is dropped.
 pub(crate) struct Flight {
     cluster: Arc<Cluster>,
+    request: RequestId,
     key: PlacementKey,
     work: PlacedWork,
     is_prefilled: bool,
@@ -17,22 +19,28 @@ pub(crate) struct Flight {
 
 impl Flight {
     /// Takes over a placement that is in this router's ledger already, and tells the others of it.
-    pub(super) fn new(cluster: &Arc<Cluster>, key: PlacementKey, work: PlacedWork) -> Self {
+    pub(super) fn new(cluster: &Arc<Cluster>, request: RequestId, key: PlacementKey, work: PlacedWork) -> Self {
         cluster.outbox.put(LedgerEvent::Placed(key, work.clone()));
-        Self { cluster: Arc::clone(cluster), key, work, is_prefilled: false }
+        Self { cluster: Arc::clone(cluster), request, key, work, is_prefilled: false }
     }
 
     /// Enters another choice of the same prompt.
     pub(crate) fn beside(&self) -> Self {
         let (key, work) = self.cluster.placer.place_beside(&self.work, clock::now());
-        Self::new(&self.cluster, key, work)
+        Self::new(&self.cluster, self.request, key, work)
     }
 
     /// The prompt is computed: the first token came.
     pub(crate) fn prefilled(&mut self) {
-        if !self.is_prefilled {
-            self.is_prefilled = true;
-            self.tell(LedgerEvent::FirstToken(self.key));
+        if self.is_prefilled {
+            return;
+        }
+        self.is_prefilled = true;
+        self.tell(LedgerEvent::FirstToken(self.key));
+        if let Some((actual_ms, predicted_ms)) =
+            self.cluster.decisions.first_token(self.request, self.key, clock::now())
+        {
+            self.cluster.metrics.predicted(actual_ms, predicted_ms);
         }
     }
 

@@ -11,16 +11,19 @@ use std::sync::{Arc, MutexGuard};
 
 use arc_swap::ArcSwap;
 use contract::error::RequestError;
-use contract::ids::EngineId;
+use contract::ids::{EngineId, RequestId};
 use contract::view::{ClusterView, EngineView, Role};
+use daemon::telemetry::names::attribute;
 use proto::worker::v1::worker_client::WorkerClient;
 use tonic::transport::Channel;
+use tracing::field;
 
 use crate::config::WorkerSettings;
+use crate::decisions::Decisions;
 use crate::metrics::Metrics;
 use crate::model::{PromptBlocks, ServedModel};
 use crate::route::directory::PrefixDirectory;
-use crate::route::placer::{NotPlaced, Placed, Placer, Prompt, Target};
+use crate::route::placer::{Decision, NotPlaced, Placed, Placer, Prompt, Target};
 
 pub(crate) use flight::Flight;
 use outbox::Outbox;
@@ -41,6 +44,7 @@ pub(crate) struct Cluster {
     pub(crate) model: Arc<ServedModel>,
     pub(crate) settings: WorkerSettings,
     pub(crate) metrics: Arc<Metrics>,
+    pub(crate) decisions: Decisions,
     placer: Placer,
     outbox: Outbox,
     ready: ArcSwap<Vec<Arc<Engine>>>,
@@ -60,6 +64,7 @@ impl Cluster {
             model,
             settings,
             metrics,
+            decisions: Decisions::default(),
             placer,
             outbox: Outbox::new(),
             ready: ArcSwap::default(),
@@ -68,46 +73,62 @@ impl Cluster {
         }
     }
 
-    /// Chooses an engine for a prompt, none of those in `tried`, and promises it the prompt's blocks.
+    /// Chooses an engine for a prompt of `request`, none of those in `tried`, and promises it the prompt's blocks.
     ///
     /// # Errors
     /// When no engine is ready.
     pub(crate) fn place(
         self: &Arc<Self>,
+        request: RequestId,
         n_tokens: u64,
         blocks: &PromptBlocks,
         tried: &[EngineId],
     ) -> Result<Placement, RequestError> {
         let (ready, view) = (self.ready.load(), self.view.load());
         let usable: Vec<&Arc<Engine>> = ready.iter().filter(|engine| !tried.contains(&engine.id)).collect();
-        let target = |engine: &&'_ Arc<Engine>| {
-            let viewed = view.get(&engine.id);
-            // Nothing hands a prefill over yet, so an engine that only prefills finishes no request.
-            let excluded = viewed.is_some_and(|view| view.draining || view.role == Role::Prefill);
-            (viewed.and_then(|view| view.occupancy.as_ref()), excluded || engine.draining.load(Ordering::Relaxed))
-        };
-        let targets: Vec<Target<'_>> = usable
-            .iter()
-            .map(|engine| {
-                let (occupancy, draining) = target(engine);
-                Target { engine: &engine.id, occupancy, draining }
-            })
-            .collect();
-        let session = blocks.hashes.first().map_or(0, |hash| hash.low_u64());
-        let prompt = Prompt { n_tokens, hashes: &blocks.hashes, block_size: blocks.block_size, session };
+        let targets: Vec<Target<'_>> = usable.iter().map(|engine| target(engine, &view)).collect();
         let (now, random) = (daemon::clock::now(), daemon::random::u64());
-        let placed = self.placer.place(&targets, &prompt, false, now, random).map_err(|why| match why {
+        let placed = self.placer.place(&targets, &prompt(n_tokens, blocks), false, now, random);
+        let Placed { index, decision, key, work } = placed.map_err(|why| self.refusal(why))?;
+        let chosen = decision.chosen();
+        let reason = decision.reason.name();
+        tracing::debug!(engine = %chosen.engine, reason, tokens_cached = chosen.tokens_cached,
+            predicted_ms = chosen.prediction.first_token_ms, n_candidates = targets.len(), "placed");
+        let span = tracing::Span::current();
+        span.record(attribute::ROUTE_ENGINE, field::display(&chosen.engine));
+        span.record(attribute::ROUTE_REASON, reason);
+        span.record(attribute::ROUTE_CACHED_TOKENS, chosen.tokens_cached);
+        span.record(attribute::ROUTE_PREDICTED_MS, chosen.prediction.first_token_ms);
+        self.metrics.placed(if tried.is_empty() { reason } else { "replaced" });
+        self.decisions.put(request, key, decision, now);
+        Ok(Placement { engine: Arc::clone(usable[index]), flight: Flight::new(self, request, key, work) })
+    }
+
+    /// Where a prompt would go now.
+    ///
+    /// # Errors
+    /// When no engine is ready.
+    pub(crate) fn explain(&self, n_tokens: u64, blocks: &PromptBlocks) -> Result<Decision, RequestError> {
+        let (ready, view) = (self.ready.load(), self.view.load());
+        let targets: Vec<Target<'_>> = ready.iter().map(|engine| target(engine, &view)).collect();
+        let (now, random) = (daemon::clock::now(), daemon::random::u64());
+        let decision = self.placer.explain(&targets, &prompt(n_tokens, blocks), now, random);
+        decision.ok_or_else(|| self.refusal(NotPlaced::NoEngine))
+    }
+
+    /// The policy's name.
+    pub(crate) fn policy(&self) -> &'static str {
+        self.placer.policy()
+    }
+
+    fn refusal(&self, why: NotPlaced) -> RequestError {
+        match why {
             NotPlaced::NoEngine => RequestError::NoWorker { model: self.model.name().to_owned() },
             NotPlaced::Busy { wait_ms } => RequestError::Overloaded {
                 reason: "every worker has enough to do".to_owned(),
                 retry_after_ms: wait_ms as u64,
             },
-        })?;
-        let Placed { index, reason, prediction, tokens_cached, key, work } = placed;
-        tracing::debug!(engine = %work.engine, reason = reason.name(), tokens_cached,
-            predicted_ms = prediction.first_token_ms, n_candidates = targets.len(), "placed");
-        self.metrics.placed(if tried.is_empty() { reason.name() } else { "replaced" });
-        Ok(Placement { engine: Arc::clone(usable[index]), flight: Flight::new(self, key, work) })
+        }
     }
 
     /// Whether requests can be placed.
@@ -173,4 +194,21 @@ impl Cluster {
         let engines = view.engines.into_iter().map(|engine| (engine.engine.clone(), engine)).collect();
         self.view.store(Arc::new(engines));
     }
+}
+
+fn target<'a>(engine: &'a Engine, view: &'a HashMap<EngineId, EngineView>) -> Target<'a> {
+    let viewed = view.get(&engine.id);
+    // Nothing hands a prefill over yet, so an engine that only prefills finishes no request.
+    let is_excluded = viewed.is_some_and(|view| view.draining || view.role == Role::Prefill);
+    Target {
+        engine: &engine.id,
+        occupancy: viewed.and_then(|view| view.occupancy.as_ref()),
+        draining: is_excluded || engine.draining.load(Ordering::Relaxed),
+    }
+}
+
+/// A prompt's first block stands for its session: what goes on begins alike.
+fn prompt(n_tokens: u64, blocks: &PromptBlocks) -> Prompt<'_> {
+    let session = blocks.hashes.first().map_or(0, |hash| hash.low_u64());
+    Prompt { n_tokens, hashes: &blocks.hashes, block_size: blocks.block_size, session }
 }

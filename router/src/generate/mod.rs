@@ -2,6 +2,7 @@
 
 mod admit;
 mod choice;
+mod explain;
 mod options;
 mod prepare;
 mod record;

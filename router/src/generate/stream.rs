@@ -47,17 +47,17 @@ impl Service {
         began: Instant,
     ) -> Result<Answer, RequestError> {
         let permit = self.admit()?;
+        let id = RequestId(daemon::random::u128());
         let mut record = Record::new(&self.metrics, question.operation, span.clone(), began, permit);
         let choices = async {
             let prepared = self.prepare(&mut question).await?;
             let n_tokens = prepared.iter().map(|prompt| prompt.requests[0].prompt.len()).sum::<usize>();
             let n_choices = prepared.iter().map(|prompt| prompt.requests.len()).sum();
             record.begin(u32::try_from(n_tokens).unwrap_or(u32::MAX), n_choices);
-            self.place(prepared, &question, began, &span)
+            self.place(id, prepared, &question, began)
         };
         let choices = choices.instrument(span.clone()).await.inspect_err(|error| record.fail(error))?;
         let n = question.options.n;
-        let id = RequestId(daemon::random::u128());
         let state = Some((choices, record));
         let events = unfold(state, move |state| async move {
             let (mut choices, mut record) = state?;
@@ -84,10 +84,10 @@ impl Service {
 
     fn place(
         &self,
+        id: RequestId,
         prepared: Vec<Prepared>,
         question: &Question,
         began: Instant,
-        span: &Span,
     ) -> Result<Choices, RequestError> {
         let options = &question.options;
         let deadline = deadline(began, self.limits.request_timeout_ms, options.timeout);
@@ -102,13 +102,13 @@ impl Service {
         let mut index = 0;
         for Prepared { requests, blocks } in prepared {
             let n_prompt_tokens = requests[0].prompt.len() as u64;
-            let first = self.cluster.place(n_prompt_tokens, &blocks, &[])?;
+            let first = self.cluster.place(id, n_prompt_tokens, &blocks, &[])?;
             // All choices go to one engine, where the first computes the prompt for the others.
             let beside = |_| Placement { engine: Arc::clone(&first.engine), flight: first.flight.beside() };
             let others: Vec<Placement> = (1..requests.len()).map(beside).collect();
             for (request, placement) in requests.into_iter().zip(std::iter::once(first).chain(others)) {
-                let job = Job { request, blocks: Arc::clone(&blocks), deadline, placement };
-                let dispatch = Dispatch::new(Arc::clone(&self.cluster), job, span.clone());
+                let job = Job { question: id, request, blocks: Arc::clone(&blocks), deadline, placement };
+                let dispatch = Dispatch::new(Arc::clone(&self.cluster), job, Span::current());
                 let text = OutputText::new(Arc::clone(&self.model.text), output.clone());
                 let choice = Choice::new(index, dispatch, text, options.stop_token_ids.clone());
                 choices.push(unfold(choice, next).boxed());

@@ -64,17 +64,41 @@ pub struct Prompt<'a> {
     pub session: u64,
 }
 
+/// One engine as it looked when a prompt was to be placed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Considered {
+    /// Which engine.
+    pub engine: EngineId,
+    /// Prompt tokens that were cached there or promised to be.
+    pub tokens_cached: u64,
+    /// Of these, tokens that were only promised.
+    pub tokens_promised: u64,
+    /// Prompt tokens ahead of this one.
+    pub tokens_ahead: u64,
+    /// Requests that waited or ran there.
+    pub n_requests: u32,
+    /// What was expected of it.
+    pub prediction: Prediction,
+}
+
+/// A choice and all it was made from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decision {
+    /// Engines that took work, in the order of the targets.
+    pub considered: Vec<Considered>,
+    /// Index of the chosen one among them.
+    pub chosen: usize,
+    /// Why that one.
+    pub reason: Reason,
+}
+
 /// Where a prompt was placed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placed {
     /// Index into the targets.
     pub index: usize,
     /// Why there.
-    pub reason: Reason,
-    /// What was expected.
-    pub prediction: Prediction,
-    /// Prompt tokens that were cached there or promised to be.
-    pub tokens_cached: u64,
+    pub decision: Decision,
     /// Names it in the ledger.
     pub key: PlacementKey,
     /// What other routers are to be told.
@@ -142,40 +166,34 @@ impl Placer {
         now: Instant,
         random: u64,
     ) -> Result<Placed, NotPlaced> {
-        let usable: Vec<usize> = (0..targets.len()).filter(|&index| !targets[index].draining).collect();
-        if usable.is_empty() {
-            return Err(NotPlaced::NoEngine);
-        }
-        let candidates = self.candidates(usable.iter().map(|&index| &targets[index]), prompt, now);
-        let situation = Situation {
-            candidates: &candidates,
-            n_prompt_tokens: prompt.n_tokens,
-            session: prompt.session,
-            decode_ms_goal: self.settings.decode_ms_goal,
-            turn: self.turns.fetch_add(1, Ordering::Relaxed),
-            random,
-        };
-        let Choice { index, reason } = self.policy.choose(&situation);
-        let chosen = &candidates[index];
-        let prediction = situation.predict(chosen);
+        let turn = self.turns.fetch_add(1, Ordering::Relaxed);
+        let decision = self.decide(targets, prompt, turn, now, random).ok_or(NotPlaced::NoEngine)?;
+        let chosen = decision.chosen();
+        let prediction = chosen.prediction;
         if waits && prediction.wait_ms >= self.settings.dispatch_ahead_ms {
             return Err(NotPlaced::Busy { wait_ms: prediction.wait_ms - self.settings.dispatch_ahead_ms });
         }
-        let key = PlacementKey { router: self.router, number: self.n_placed.fetch_add(1, Ordering::Relaxed) };
+        let key = self.next_key();
         let work = PlacedWork {
             engine: chosen.engine.clone(),
             tokens_new: clamp(prompt.n_tokens.saturating_sub(chosen.tokens_cached)),
             tokens_prompt: clamp(prompt.n_tokens),
             prefill_us: (prediction.prefill_ms * 1e3) as u64,
         };
-        self.directory().promise(chosen.engine, prompt.hashes, now, now + self.settings.promise);
+        self.directory().promise(&work.engine, prompt.hashes, now, now + self.settings.promise);
         self.tell(LedgerEvent::Placed(key, work.clone()), now);
-        Ok(Placed { index: usable[index], reason, prediction, tokens_cached: chosen.tokens_cached, key, work })
+        let index = targets.iter().position(|target| *target.engine == work.engine).expect("it is one of the targets");
+        Ok(Placed { index, decision, key, work })
+    }
+
+    /// What `place` would choose, without placing anything; none when no target takes work.
+    pub fn explain(&self, targets: &[Target<'_>], prompt: &Prompt<'_>, now: Instant, random: u64) -> Option<Decision> {
+        self.decide(targets, prompt, self.turns.load(Ordering::Relaxed), now, random)
     }
 
     /// Enters a further choice of a prompt that was placed, where the first computes the prompt for all.
     pub fn place_beside(&self, work: &PlacedWork, now: Instant) -> (PlacementKey, PlacedWork) {
-        let key = PlacementKey { router: self.router, number: self.n_placed.fetch_add(1, Ordering::Relaxed) };
+        let key = self.next_key();
         let work = PlacedWork { tokens_new: 0, prefill_us: 0, ..work.clone() };
         self.tell(LedgerEvent::Placed(key, work.clone()), now);
         (key, work)
@@ -189,6 +207,43 @@ impl Placer {
     /// What is placed and has not ended.
     pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn next_key(&self) -> PlacementKey {
+        PlacementKey { router: self.router, number: self.n_placed.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    fn decide(
+        &self,
+        targets: &[Target<'_>],
+        prompt: &Prompt<'_>,
+        turn: u64,
+        now: Instant,
+        random: u64,
+    ) -> Option<Decision> {
+        let usable = targets.iter().filter(|target| !target.draining);
+        let candidates = self.candidates(usable, prompt, now);
+        if candidates.is_empty() {
+            return None;
+        }
+        let situation = Situation {
+            candidates: &candidates,
+            n_prompt_tokens: prompt.n_tokens,
+            session: prompt.session,
+            decode_ms_goal: self.settings.decode_ms_goal,
+            turn,
+            random,
+        };
+        let Choice { index: chosen, reason } = self.policy.choose(&situation);
+        let considered = |candidate: &Candidate<'_>| Considered {
+            engine: candidate.engine.clone(),
+            tokens_cached: candidate.tokens_cached,
+            tokens_promised: candidate.tokens_promised,
+            tokens_ahead: candidate.tokens_ahead(),
+            n_requests: candidate.n_requests(),
+            prediction: situation.predict(candidate),
+        };
+        Some(Decision { considered: candidates.iter().map(considered).collect(), chosen, reason })
     }
 
     fn candidates<'a>(
@@ -219,6 +274,13 @@ impl Placer {
             }
         };
         targets.map(candidate).collect()
+    }
+}
+
+impl Decision {
+    /// The chosen engine.
+    pub fn chosen(&self) -> &Considered {
+        &self.considered[self.chosen]
     }
 }
 

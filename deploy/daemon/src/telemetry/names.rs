@@ -74,6 +74,14 @@ pub mod attribute {
     pub const CACHED_TOKENS: &str = "gen_ai.usage.cache_read.input_tokens";
     /// Why generation ended.
     pub const FINISH_REASONS: &str = "gen_ai.response.finish_reasons";
+    /// The engine that a request was placed on.
+    pub const ROUTE_ENGINE: &str = "tessera.route.engine";
+    /// Why it was placed there.
+    pub const ROUTE_REASON: &str = "tessera.route.reason";
+    /// Tokens of the prompt that the router took for cached there.
+    pub const ROUTE_CACHED_TOKENS: &str = "tessera.route.cached_tokens";
+    /// Predicted milliseconds from placement to first token.
+    pub const ROUTE_PREDICTED_MS: &str = "tessera.route.predicted_ms";
     /// What went wrong.
     pub const ERROR_TYPE: &str = "error.type";
 }
@@ -128,6 +136,9 @@ metrics! {
     /// Placement decisions.
     ROUTE_DECISIONS = Counter, Count, "tessera.route.decisions", ["policy", "reason"],
         "Placement decisions, by policy and reason";
+    /// How far predictions are off: the policy places by them.
+    ROUTE_PREDICTION_ERROR = Histogram, Seconds, "tessera.route.prediction.error", [],
+        "Difference between the predicted and the actual time from placement to first token", STEP_BUCKETS;
     /// Engines that the router knows; `state` is ready, stale or gone.
     ROUTE_ENGINES = Gauge, Count, "tessera.route.engines", ["state"],
         "Engines that the router knows, by state";

@@ -73,7 +73,7 @@ pub(crate) async fn run(args: Args) -> Result<()> {
     } else {
         client.generate(generate_request(&args, prompt)).await
     };
-    let stream = stream.map_err(|status| explain(&args.grpc, &status))?.into_inner();
+    let stream = stream.map_err(|status| explain_status(&args.grpc, &status))?.into_inner();
     let usage = print(&args.grpc, stream).await?;
     if let Some(usage) = usage.filter(|_| args.usage) {
         let Usage { prompt_tokens, cached_tokens, completion_tokens } = usage;
@@ -84,7 +84,7 @@ pub(crate) async fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-fn read_prompt(prompt: &str) -> Result<String> {
+pub(super) fn read_prompt(prompt: &str) -> Result<String> {
     if prompt != "-" {
         return Ok(prompt.to_owned());
     }
@@ -124,7 +124,7 @@ fn options(args: &Args) -> Options {
 /// Prints text as it comes; a reader of ours that goes ends the request too.
 async fn print(address: &str, mut stream: Streaming<GenerateResponse>) -> Result<Option<Usage>> {
     let mut usage = None;
-    while let Some(piece) = stream.message().await.map_err(|status| explain(address, &status))? {
+    while let Some(piece) = stream.message().await.map_err(|status| explain_status(address, &status))? {
         let mut out = std::io::stdout().lock();
         if out.write_all(piece.text.as_bytes()).and_then(|()| out.flush()).is_err() {
             return Ok(None);
@@ -136,7 +136,7 @@ async fn print(address: &str, mut stream: Streaming<GenerateResponse>) -> Result
 }
 
 /// Tells a router that is not there from one that refuses.
-fn explain(address: &str, status: &Status) -> anyhow::Error {
+pub(super) fn explain_status(address: &str, status: &Status) -> anyhow::Error {
     // A status that was received has no source; one that the transport made has.
     if status.code() == Code::Unavailable && std::error::Error::source(status).is_some() {
         return anyhow::anyhow!(

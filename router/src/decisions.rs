@@ -1,0 +1,148 @@
+//! The last decisions about requests, so that each can be explained after it was made.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use contract::ids::RequestId;
+use contract::ledger::PlacementKey;
+
+use crate::route::placer::Decision;
+
+/// Requests that are remembered.
+const N_REQUESTS_MAX: usize = 4_096;
+/// Engines of one decision that are remembered, the soonest first: a large cluster has more than anyone reads.
+const N_CONSIDERED_MAX: usize = 16;
+/// Decisions of one request that are remembered.
+const N_DECISIONS_MAX: usize = 16;
+
+/// A decision and what became of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Remembered {
+    pub(crate) key: PlacementKey,
+    pub(crate) decision: Decision,
+    /// Engines that were considered, also those no longer remembered.
+    pub(crate) n_considered: usize,
+    pub(crate) placed_at: Instant,
+    /// From placement to first token, in milliseconds; none before that.
+    pub(crate) first_token_ms: Option<f64>,
+}
+
+/// Decisions by the request's id; the oldest request is forgotten first.
+#[derive(Debug, Default)]
+pub(crate) struct Decisions(Mutex<Ring>);
+
+#[derive(Debug, Default)]
+struct Ring {
+    by_request: HashMap<RequestId, Vec<Remembered>>,
+    order: VecDeque<RequestId>,
+}
+
+impl Decisions {
+    /// Remembers a decision about a request.
+    pub(crate) fn put(&self, request: RequestId, key: PlacementKey, decision: Decision, placed_at: Instant) {
+        let n_considered = decision.considered.len();
+        let decision = soonest(decision);
+        let remembered = Remembered { key, decision, n_considered, placed_at, first_token_ms: None };
+        let mut ring = self.ring();
+        let ring = &mut *ring;
+        let of_request = ring.by_request.entry(request).or_insert_with(|| {
+            ring.order.push_back(request);
+            Vec::with_capacity(1)
+        });
+        if of_request.len() < N_DECISIONS_MAX {
+            of_request.push(remembered);
+        }
+        while ring.order.len() > N_REQUESTS_MAX {
+            ring.order.pop_front().and_then(|oldest| ring.by_request.remove(&oldest));
+        }
+    }
+
+    /// Notes when a placement's first token came, and tells how long after the decision, in milliseconds, and what had
+    /// been predicted.
+    pub(crate) fn first_token(&self, request: RequestId, key: PlacementKey, now: Instant) -> Option<(f64, f64)> {
+        let mut ring = self.ring();
+        let of_request = ring.by_request.get_mut(&request)?;
+        let remembered = of_request.iter_mut().find(|remembered| remembered.key == key)?;
+        let actual_ms = now.saturating_duration_since(remembered.placed_at).as_secs_f64() * 1e3;
+        remembered.first_token_ms = Some(actual_ms);
+        Some((actual_ms, remembered.decision.chosen().prediction.first_token_ms))
+    }
+
+    /// What is remembered of a request, oldest first.
+    pub(crate) fn get(&self, request: RequestId) -> Vec<Remembered> {
+        self.ring().by_request.get(&request).cloned().unwrap_or_default()
+    }
+
+    fn ring(&self) -> MutexGuard<'_, Ring> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Keeps the engines from which the first token was expected soonest, the chosen one among them and first.
+fn soonest(decision: Decision) -> Decision {
+    let Decision { mut considered, chosen, reason } = decision;
+    considered.swap(0, chosen);
+    considered[1..].sort_by(|one, two| one.prediction.first_token_ms.total_cmp(&two.prediction.first_token_ms));
+    considered.truncate(N_CONSIDERED_MAX);
+    Decision { considered, chosen: 0, reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use contract::ids::{DataRank, EngineId, Incarnation};
+
+    use super::*;
+    use crate::route::placer::Considered;
+    use crate::route::{Prediction, Reason};
+
+    fn decision(times_ms: &[f64], chosen: usize) -> Decision {
+        let considered = |(index, &first_token_ms): (usize, &f64)| Considered {
+            engine: EngineId { worker: "w".into(), incarnation: Incarnation(index as u64), data_rank: DataRank(0) },
+            tokens_cached: 0,
+            tokens_promised: 0,
+            tokens_ahead: 0,
+            n_requests: 0,
+            prediction: Prediction { first_token_ms, ..Prediction::default() },
+        };
+        Decision { considered: times_ms.iter().enumerate().map(considered).collect(), chosen, reason: Reason::Load }
+    }
+
+    fn key(number: u64) -> PlacementKey {
+        PlacementKey { router: Incarnation(1), number }
+    }
+
+    #[test]
+    fn the_chosen_engine_comes_first_and_the_others_by_time() {
+        let (decisions, now) = (Decisions::default(), Instant::now());
+        let times: Vec<f64> = (0..40).map(|n| f64::from((n * 7) % 40)).collect();
+        decisions.put(RequestId(1), key(1), decision(&times, 5), now);
+        let told = decisions.first_token(RequestId(1), key(1), now + Duration::from_millis(80));
+        assert_eq!(told, Some((80.0, 35.0)));
+        let [remembered] = &decisions.get(RequestId(1))[..] else { panic!("one decision was made") };
+        let shown: Vec<f64> =
+            remembered.decision.considered.iter().map(|engine| engine.prediction.first_token_ms).collect();
+        assert_eq!((shown.len(), shown[0], shown[1], shown[2]), (N_CONSIDERED_MAX, 35.0, 0.0, 1.0));
+        assert_eq!((remembered.n_considered, remembered.first_token_ms), (40, Some(80.0)));
+    }
+
+    #[test]
+    fn old_requests_are_forgotten_and_nothing_grows() {
+        let (decisions, now) = (Decisions::default(), Instant::now());
+        for n in 0..2 * N_REQUESTS_MAX as u64 {
+            decisions.put(RequestId(n.into()), key(n), decision(&[1.0], 0), now);
+        }
+        assert!(decisions.get(RequestId(0)).is_empty());
+        let ring = decisions.ring();
+        assert_eq!((ring.by_request.len(), ring.order.len()), (N_REQUESTS_MAX, N_REQUESTS_MAX));
+        drop(ring);
+        let last = RequestId(2 * N_REQUESTS_MAX as u128 - 1);
+        for n in 0..100 {
+            decisions.put(last, key(1_000_000 + n), decision(&[1.0], 0), now);
+        }
+        assert_eq!(decisions.get(last).len(), N_DECISIONS_MAX);
+        assert_eq!(decisions.first_token(last, key(5), now), None);
+    }
+}
