@@ -103,10 +103,15 @@ impl Cluster {
 
     /// Starts one more worker; the caller keeps it.
     pub fn start_worker(&self, id: &str) -> Worker {
+        self.start_worker_at(id, "127.0.0.1:0")
+    }
+
+    /// Starts a worker that listens on `listen`; the caller keeps it.
+    pub fn start_worker_at(&self, id: &str, listen: &str) -> Worker {
         let mut config = self.shared.clone();
         let mut table = self.plan.worker.clone();
         table.insert("id".to_owned(), id.into());
-        table.insert("listen".to_owned(), "127.0.0.1:0".into());
+        table.insert("listen".to_owned(), listen.into());
         self.add_shared(&mut table);
         config.insert("worker".to_owned(), table.into());
         let process = Process::tessera(id, &["worker"], Some(&config));

@@ -5,12 +5,17 @@ use anyhow::{Result, bail};
 use crate::{run, setup, test};
 
 /// Name, what it shows, and the `cargo test` arguments that run it.
-const FULL: [(&str, &str, &[&str]); 6] = [
+const FULL: [(&str, &str, &[&str]); 7] = [
     ("engine", "random operation sequences against the naive model of the engine", &["-p", "engine"]),
     (
         "cluster",
         "200 concurrent streams while a worker is killed, over real processes",
         &["-p", "tests", "--test", "cluster"],
+    ),
+    (
+        "placement",
+        "10,000 requests with random models and tenants make no metric series; what restarts leave credited",
+        &["-p", "tests", "--test", "placement"],
     ),
     ("disconnects", "2,000 random client disconnects leave nothing behind", &["-p", "tests", "--test", "disconnects"]),
     (
