@@ -27,6 +27,7 @@
 
 pub mod engine;
 pub mod operators;
+pub mod overhead;
 mod plot;
 mod random;
 pub mod roofline;

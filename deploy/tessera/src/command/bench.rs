@@ -3,6 +3,7 @@
 mod destination;
 mod engine;
 mod kernels;
+mod router;
 mod serve;
 
 use anyhow::{Context as _, Result};
@@ -13,6 +14,7 @@ Examples:
   tessera bench serve --concurrency 1,8,32           Load `tessera serve` or any OpenAI-compatible server
   tessera bench engine                               Prefill and decode of one model in this process
   tessera bench kernels --kernel matmul --format bf16  Each kernel beside what the machine could do
+  tessera bench router --worker 127.0.0.1:7000       What a router adds to its worker's time
 
 Each has more examples in its own --help.";
 
@@ -32,20 +34,23 @@ enum Command {
     Engine(engine::Args),
     /// Time each kernel alone, beside its bound
     Kernels(kernels::Args),
+    /// Measure what a router adds to its worker's time
+    Router(router::Args),
 }
 
 /// Measures and reports; makes the runtimes it needs itself.
 pub(crate) fn run(args: Args) -> Result<()> {
     match args.command {
-        // One thread: the cores belong to the server that is measured.
-        Command::Serve(args) => tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .context("cannot start the async runtime")?
-            .block_on(serve::run(*args)),
+        Command::Serve(args) => runtime()?.block_on(serve::run(*args)),
+        Command::Router(args) => runtime()?.block_on(router::run(args)),
         Command::Engine(args) => engine::run(&args),
         Command::Kernels(args) => kernels::run(&args),
     }
+}
+
+/// One thread: the cores belong to the server that is measured.
+fn runtime() -> Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the async runtime")
 }
 
 /// Values without those that came before.
