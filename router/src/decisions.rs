@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn the_chosen_engine_comes_first_and_the_others_by_time() {
-        let (decisions, now) = (Decisions::default(), Instant::now());
+        let (decisions, now) = (Decisions::default(), daemon::clock::now());
         let times: Vec<f64> = (0..40).map(|n| f64::from((n * 7) % 40)).collect();
         decisions.put(RequestId(1), key(1), decision(&times, 5), now);
         let told = decisions.first_token(RequestId(1), key(1), now + Duration::from_millis(80));
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn old_requests_are_forgotten_and_nothing_grows() {
-        let (decisions, now) = (Decisions::default(), Instant::now());
+        let (decisions, now) = (Decisions::default(), daemon::clock::now());
         for n in 0..2 * N_REQUESTS_MAX as u64 {
             decisions.put(RequestId(n.into()), key(n), decision(&[1.0], 0), now);
         }

@@ -50,7 +50,11 @@ async fn foresee(router: &str, prompt: &[u32]) -> PlacementDecision {
 async fn wait_for_credit(router: &str, prompt: &[u32], n_tokens: u64) -> PlacementCandidate {
     wait::until("credit for a cached prompt", START, async || {
         let chosen = foresee(router, prompt).await.candidates.remove(0);
-        if chosen.cached_tokens == n_tokens && chosen.promised_tokens == 0 { Ok(chosen) } else { Err(format!("{chosen:?}")) }
+        if chosen.cached_tokens == n_tokens && chosen.promised_tokens == 0 {
+            Ok(chosen)
+        } else {
+            Err(format!("{chosen:?}"))
+        }
     })
     .await
 }
@@ -119,12 +123,12 @@ async fn strange_models_and_tenants_make_no_series() {
     let cluster = Cluster::start(Plan::default()).await;
     let router = &cluster.routers[0].http;
     let ask = async |n: u64| {
-        let model = if n % 4 == 0 { "tiny".to_owned() } else { format!("model-{n:x}") };
+        let model = if n.is_multiple_of(4) { "tiny".to_owned() } else { format!("model-{n:x}") };
         let body = json!({"model": model, "prompt": [5, 6, 7], "max_tokens": 1, "user": format!("user-{n}")});
         let request = client::http().post(format!("http://{router}/v1/completions")).json(&body);
         let answer = request.bearer_auth(format!("key-{n}")).header("x-tenant", format!("tenant-{n}")).send().await;
         let status = answer.unwrap().status().as_u16();
-        assert_eq!(status, if n % 4 == 0 { 200 } else { 404 }, "{body}");
+        assert_eq!(status, if n.is_multiple_of(4) { 200 } else { 404 }, "{body}");
     };
     for n in 0..40 {
         ask(n).await;

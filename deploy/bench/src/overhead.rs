@@ -91,6 +91,9 @@ pub enum Way {
     Text,
 }
 
+/// What became of one request: its milliseconds, or why it failed.
+type Seen = (Way, Result<f64, String>);
+
 const WAYS: [Way; 3] = [Way::Worker, Way::Tokens, Way::Text];
 
 /// What was seen on one way.
@@ -144,7 +147,7 @@ pub async fn overhead(options: &OverheadOptions) -> Result<OverheadReport, Overh
         // What fails now fails again below, where it is counted.
         let _ = ends.ask(WAYS[index % WAYS.len()], random.next()).await;
     }
-    let seen: Arc<Mutex<Vec<(Way, Result<f64, String>)>>> = Arc::default();
+    let seen: Arc<Mutex<Vec<Seen>>> = Arc::default();
     let tasks = Tasks::new();
     let began = clock::now();
     for index in 0..n_requests {
@@ -252,12 +255,12 @@ fn since(began: Instant) -> Duration {
 }
 
 impl WayResult {
-    fn of(way: Way, seen: &[(Way, Result<f64, String>)]) -> Self {
+    fn of(way: Way, seen: &[Seen]) -> Self {
         let own = || seen.iter().filter(|(other, _)| *other == way).map(|(_, result)| result);
         let mut times: Vec<f64> = own().filter_map(|result| result.as_ref().ok().copied()).collect();
-        let failures = own().filter_map(|result| result.as_ref().err());
+        let mut failures = own().filter_map(|result| result.as_ref().err());
         let n_failed = own().count() - times.len();
-        Self { way, ms: Distribution::of(&mut times), n_failed, failure: failures.last().cloned() }
+        Self { way, ms: Distribution::of(&mut times), n_failed, failure: failures.next_back().cloned() }
     }
 }
 
@@ -304,7 +307,7 @@ mod tests {
 
     #[test]
     fn what_a_router_adds_stands_beside_each_way() {
-        let seen: Vec<(Way, Result<f64, String>)> = vec![
+        let seen: Vec<Seen> = vec![
             (Way::Worker, Ok(1.0)),
             (Way::Tokens, Ok(1.25)),
             (Way::Text, Ok(1.5)),

@@ -23,7 +23,7 @@ Examples:
   tessera serve --model ./Qwen3-0.6B --workers 1   Serve a folder in Hugging Face's layout or a GGUF file
   tessera generate \"The capital of France is\"      Stream a continuation to the terminal
   tessera generate --chat \"Tell me a story\"        Ask as a user, with the model's chat template
-  tessera explain --prompt "Tell me a story"       Which worker would take it, and why
+  tessera explain --prompt \"Tell me a story\"       Which worker would take it, and why
   tessera bench serve --concurrency 1,8,32         Load a server, with percentiles and plots
   tessera worker --config cluster.toml             Run one role of a cluster
   tessera completions bash > /etc/bash_completion.d/tessera

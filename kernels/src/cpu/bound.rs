@@ -128,7 +128,8 @@ fn best_of(passes: usize, threads: usize, now: fn() -> Instant, body: &(dyn Fn(u
         let mut best = Duration::MAX;
         for n_done in 0.. {
             if thread == 0 {
-                is_over.store(n_done >= passes && now().saturating_duration_since(first) >= TIME_MIN, Ordering::Relaxed);
+                is_over
+                    .store(n_done >= passes && now().saturating_duration_since(first) >= TIME_MIN, Ordering::Relaxed);
             }
             barrier.wait();
             if is_over.load(Ordering::Relaxed) {

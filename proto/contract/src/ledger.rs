@@ -212,6 +212,11 @@ mod tests {
     use super::*;
     use crate::ids::DataRank;
 
+    #[expect(clippy::disallowed_methods, reason = "tests need some instant to count from")]
+    fn some_instant() -> Instant {
+        Instant::now()
+    }
+
     fn engine(n: u64) -> EngineId {
         EngineId { worker: "w".into(), incarnation: Incarnation(n), data_rank: DataRank(0) }
     }
@@ -221,12 +226,17 @@ mod tests {
     }
 
     fn work(n: u64, tokens: u32) -> PlacedWork {
-        PlacedWork { engine: engine(n), tokens_new: tokens, tokens_prompt: 2 * tokens, prefill_us: 1000 * u64::from(tokens) }
+        PlacedWork {
+            engine: engine(n),
+            tokens_new: tokens,
+            tokens_prompt: 2 * tokens,
+            prefill_us: 1000 * u64::from(tokens),
+        }
     }
 
     #[test]
     fn prefills_queue_up_and_the_oldest_gets_on() {
-        let (mut ledger, start) = (Ledger::default(), Instant::now());
+        let (mut ledger, start) = (Ledger::default(), some_instant());
         let at = |ms| start + Duration::from_millis(ms);
         ledger.apply(LedgerEvent::Placed(key(1, 1), work(1, 100)), at(0));
         ledger.apply(LedgerEvent::Placed(key(2, 1), work(1, 50)), at(10));
@@ -240,7 +250,7 @@ mod tests {
 
     #[test]
     fn a_router_that_is_gone_takes_its_placements_along() {
-        let (mut ledger, now) = (Ledger::default(), Instant::now());
+        let (mut ledger, now) = (Ledger::default(), some_instant());
         for (router, number) in [(1, 1), (1, 2), (2, 1)] {
             ledger.apply(LedgerEvent::Placed(key(router, number), work(number, 10)), now);
         }
@@ -256,7 +266,7 @@ mod tests {
         fn loads_are_those_of_the_placements_and_a_snapshot_makes_them_again(
             events in proptest::collection::vec((0..5_u8, 0..3_u64, 0..6_u64, 0..4_u64, 1..1000_u32), 0..200),
         ) {
-            let (mut ledger, now) = (Ledger::default(), Instant::now());
+            let (mut ledger, now) = (Ledger::default(), some_instant());
             let mut model: BTreeMap<PlacementKey, (PlacedWork, bool)> = BTreeMap::new();
             for (what, router, number, n, tokens) in events {
                 let key = key(router, number);

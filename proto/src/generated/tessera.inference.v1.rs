@@ -198,6 +198,70 @@ pub struct Model {
     #[prost(uint32, tag = "3")]
     pub n_workers: u32,
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ExplainRequest {
+    #[prost(oneof = "explain_request::Subject", tags = "1, 2")]
+    pub subject: ::core::option::Option<explain_request::Subject>,
+}
+/// Nested message and enum types in `ExplainRequest`.
+pub mod explain_request {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Subject {
+        /// Where this would go now.
+        #[prost(message, tag = "1")]
+        Prompt(super::GenerateRequest),
+        /// One of the last requests of this router, by the id in its answer.
+        #[prost(string, tag = "2")]
+        RequestId(::prost::alloc::string::String),
+    }
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ExplainResponse {
+    #[prost(string, tag = "1")]
+    pub policy: ::prost::alloc::string::String,
+    /// One for each prompt of the request, and for each time it was placed again.
+    #[prost(message, repeated, tag = "2")]
+    pub decisions: ::prost::alloc::vec::Vec<PlacementDecision>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PlacementDecision {
+    #[prost(string, tag = "1")]
+    pub reason: ::prost::alloc::string::String,
+    /// The chosen one first, then the soonest.
+    #[prost(message, repeated, tag = "2")]
+    pub candidates: ::prost::alloc::vec::Vec<PlacementCandidate>,
+    /// Engines that were considered, also those left out above.
+    #[prost(uint32, tag = "3")]
+    pub n_candidates: u32,
+    /// From placement to first token; absent before that.
+    #[prost(double, optional, tag = "4")]
+    pub actual_first_token_ms: ::core::option::Option<f64>,
+}
+/// An engine as the router saw it; times are predictions.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PlacementCandidate {
+    #[prost(string, tag = "1")]
+    pub engine: ::prost::alloc::string::String,
+    /// Prompt tokens cached there or promised to be.
+    #[prost(uint64, tag = "2")]
+    pub cached_tokens: u64,
+    #[prost(uint64, tag = "3")]
+    pub promised_tokens: u64,
+    /// Prompt tokens ahead of this request.
+    #[prost(uint64, tag = "4")]
+    pub queued_tokens: u64,
+    #[prost(uint32, tag = "5")]
+    pub n_requests: u32,
+    #[prost(double, tag = "6")]
+    pub wait_ms: f64,
+    #[prost(double, tag = "7")]
+    pub prefill_ms: f64,
+    #[prost(double, tag = "8")]
+    pub first_token_ms: f64,
+    /// One decode step with this request among the others.
+    #[prost(double, tag = "9")]
+    pub decode_ms: f64,
+}
 /// Generated client implementations.
 pub mod inference_client {
     #![allow(
@@ -411,6 +475,31 @@ pub mod inference_client {
                 .insert(GrpcMethod::new("tessera.inference.v1.Inference", "ListModels"));
             self.inner.unary(req, path, codec).await
         }
+        /// Why a past request of this router went where it did, or where a prompt would go now; places nothing.
+        pub async fn explain(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ExplainRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ExplainResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tessera.inference.v1.Inference/Explain",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tessera.inference.v1.Inference", "Explain"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -469,6 +558,11 @@ pub mod inference_server {
             tonic::Response<super::ListModelsResponse>,
             tonic::Status,
         >;
+        /// Why a past request of this router went where it did, or where a prompt would go now; places nothing.
+        async fn explain(
+            &self,
+            request: tonic::Request<super::ExplainRequest>,
+        ) -> std::result::Result<tonic::Response<super::ExplainResponse>, tonic::Status>;
     }
     #[derive(Debug)]
     pub struct InferenceServer<T> {
@@ -758,6 +852,49 @@ pub mod inference_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ListModelsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tessera.inference.v1.Inference/Explain" => {
+                    #[allow(non_camel_case_types)]
+                    struct ExplainSvc<T: Inference>(pub Arc<T>);
+                    impl<T: Inference> tonic::server::UnaryService<super::ExplainRequest>
+                    for ExplainSvc<T> {
+                        type Response = super::ExplainResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ExplainRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Inference>::explain(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ExplainSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -113,8 +113,7 @@ impl Inference for Grpc {
             }
             Some(Subject::RequestId(id)) => {
                 let decisions = self.0.recall(&id).map_err(|error| self.refuse(&error))?;
-                let placement =
-                    |one: Remembered| placement(one.decision, Some(one.n_considered), one.first_token_ms);
+                let placement = |one: Remembered| placement(one.decision, Some(one.n_considered), one.first_token_ms);
                 decisions.into_iter().map(placement).collect()
             }
             None => {

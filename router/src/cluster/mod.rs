@@ -59,7 +59,12 @@ pub(crate) struct Placement {
 }
 
 impl Cluster {
-    pub(crate) fn new(model: Arc<ServedModel>, settings: WorkerSettings, metrics: Arc<Metrics>, placer: Placer) -> Self {
+    pub(crate) fn new(
+        model: Arc<ServedModel>,
+        settings: WorkerSettings,
+        metrics: Arc<Metrics>,
+        placer: Placer,
+    ) -> Self {
         Self {
             model,
             settings,

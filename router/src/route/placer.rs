@@ -2,7 +2,6 @@
 //!
 //! A router drives it by its clock and its streams, a simulation by virtual time.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -265,7 +264,8 @@ impl Placer {
                 n_reported: reported.map_or(0, |occupancy| occupancy.requests_waiting + occupancy.requests_running),
                 tokens_running: reported.map_or(0, |occupancy| occupancy.tokens_running),
                 blocks: reported.map(|occupancy| Room {
-                    tokens_available: (u64::from(occupancy.blocks.free) + u64::from(occupancy.blocks.cached)) * block_size,
+                    tokens_available: (u64::from(occupancy.blocks.free) + u64::from(occupancy.blocks.cached))
+                        * block_size,
                     tokens_total: u64::from(occupancy.blocks.total) * block_size,
                 }),
                 cost: reported.map(|occupancy| occupancy.cost).filter(is_known).unwrap_or(cost),

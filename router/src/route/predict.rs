@@ -23,10 +23,12 @@ impl Situation<'_> {
         let new = (self.n_prompt_tokens - context).max(1);
         let prefill_ms = candidate.cost.prefill_ms(new, context);
         let wait_ms = candidate.wait_ms();
-        let batch = u64::from(candidate.load.n_decoding) + 1;
-        let tokens = candidate.load.tokens_decoding.max(candidate.tokens_running) + self.n_prompt_tokens;
-        let decode_ms = candidate.cost.decode_ms(batch, tokens);
-        Prediction { wait_ms, prefill_ms, first_token_ms: wait_ms + prefill_ms, decode_ms }
+        let batch = u64::from(candidate.load.n_decoding);
+        let tokens = candidate.load.tokens_decoding.max(candidate.tokens_running);
+        // The step that ends the prefill also decodes for those that run.
+        let first_token_ms = wait_ms + prefill_ms + candidate.cost.decode_ms(batch, tokens);
+        let decode_ms = candidate.cost.decode_ms(batch + 1, tokens + self.n_prompt_tokens);
+        Prediction { wait_ms, prefill_ms, first_token_ms, decode_ms }
     }
 }
 

@@ -142,11 +142,15 @@ fn full_pools_and_slow_decodes_are_avoided() {
     assert_eq!(slow.index, 1);
     let any = choose(&policy, &[(0, 0, 300, 500), (0, 0, 10, 0)], |_| {});
     assert_eq!(any.index, 0);
-    let full = with_situation(&[(0, 0, 0, 500), (0, 0, 0, 0)], |_| {}, |situation| {
-        let mut candidates = situation.candidates.to_vec();
-        candidates[0].blocks = Some(Room { tokens_available: 16, tokens_total: 1600 });
-        policy.choose(&Situation { candidates: &candidates, ..*situation })
-    });
+    let full = with_situation(
+        &[(0, 0, 0, 500), (0, 0, 0, 0)],
+        |_| {},
+        |situation| {
+            let mut candidates = situation.candidates.to_vec();
+            candidates[0].blocks = Some(Room { tokens_available: 16, tokens_total: 1600 });
+            policy.choose(&Situation { candidates: &candidates, ..*situation })
+        },
+    );
     assert_eq!(full.index, 1);
 }
 
