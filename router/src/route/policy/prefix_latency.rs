@@ -35,10 +35,12 @@ impl RoutePolicy for PrefixLatency {
 /// What a candidate is worth, in milliseconds; less is better.
 fn score_ms(situation: &Situation<'_>, candidate: &Candidate<'_>) -> f64 {
     let prediction = situation.predict(candidate);
-    let missed_ms = (prediction.decode_ms - situation.decode_ms_goal).max(0.0);
+    let missed_ms = prediction.decode_ms - situation.decode_ms_goal;
+    // A goal is a bound, not a price: where some engine meets it, one that does not is not taken.
+    let goal_ms = if missed_ms > 0.0 { 1e5 + missed_ms } else { 0.0 };
     let needed = situation.n_prompt_tokens - candidate.tokens_cached.min(situation.n_prompt_tokens);
     let lacks_room = candidate.blocks.is_some_and(|room| room.tokens_available < needed);
     // Whoever lacks blocks waits for others to end, which takes longer than any queue of prompts.
     let room_ms = if lacks_room { 1e6 } else { 0.0 };
-    prediction.first_token_ms + PRICE_OF_WORK * prediction.prefill_ms + missed_ms + room_ms
+    prediction.first_token_ms + PRICE_OF_WORK * prediction.prefill_ms + goal_ms + room_ms
 }

@@ -138,9 +138,9 @@ fn the_soonest_first_token_wins() {
 #[test]
 fn full_pools_and_slow_decodes_are_avoided() {
     let policy = PrefixLatency;
-    let slow = choose(&policy, &[(0, 0, 300, 500), (0, 0, 10, 0)], |situation| situation.decode_ms_goal = 50.0);
+    let slow = choose(&policy, &[(0, 0, 60, 900), (0, 0, 10, 0)], |situation| situation.decode_ms_goal = 50.0);
     assert_eq!(slow.index, 1);
-    let any = choose(&policy, &[(0, 0, 300, 500), (0, 0, 10, 0)], |_| {});
+    let any = choose(&policy, &[(0, 0, 60, 900), (0, 0, 10, 0)], |_| {});
     assert_eq!(any.index, 0);
     let full = with_situation(
         &[(0, 0, 0, 500), (0, 0, 0, 0)],
