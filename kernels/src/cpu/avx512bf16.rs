@@ -243,6 +243,9 @@ unsafe fn direct_block<const PLANES: usize, const KIND: u8, const R: usize>(dot:
             sums[1][r] = _mm512_loadu_ps(at.add(r * PANEL + STRIP));
         }
         for group in 0..dot.groups {
+            if R > 1 {
+                dot.grouping.prefetch::<__m512>(dot.panel, dot.groups + group..dot.groups + group + 1);
+            }
             let x = dot.x.as_ptr().add(group * GROUP);
             for (strip, sums) in sums.iter_mut().enumerate() {
                 let places = dot.grouping.places(group, strip);

@@ -19,6 +19,7 @@ use std::ops::Range;
 use half::f16;
 
 use crate::cpu::dot::to_bf16;
+use crate::cpu::lanes::{LINE, Lanes};
 use crate::cpu::panels::{GROUP, STRIP};
 use crate::quant::codes::{Codes, Scales};
 use crate::weight::WeightFormat;
@@ -125,6 +126,18 @@ impl Grouping {
             header: headers + strip * self.header_bytes(),
             codes: headers + 2 * self.header_bytes() + strip * self.code_bytes(),
             super_block: self.panel_bytes(group - group % SUPER) + strip * self.super_bytes(),
+        }
+    }
+
+    /// Asks for groups of a panel, or of the panels behind it.
+    ///
+    /// # Safety
+    /// The target features of `V` are enabled in the caller.
+    #[inline(always)]
+    pub(crate) unsafe fn prefetch<V: Lanes>(self, panel: &[u8], groups: Range<usize>) {
+        for at in (self.panel_bytes(groups.start)..self.panel_bytes(groups.end)).step_by(LINE) {
+            // SAFETY: features are the caller's promise; a prefetch may name any address.
+            unsafe { V::prefetch(panel.as_ptr().wrapping_add(at)) };
         }
     }
 

@@ -3,7 +3,7 @@
 /// Bytes between what is read and what [`Lanes::prefetch_ahead`] asks for.
 const AHEAD: usize = 8 << 10;
 /// Bytes of a cache line.
-const LINE: usize = 64;
+pub(crate) const LINE: usize = 64;
 
 /// A vector of [`Lanes::N`] floats.
 ///

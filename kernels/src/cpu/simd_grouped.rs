@@ -10,8 +10,8 @@ use crate::cpu::grouped::{ELEMENTS, Factor, GroupedDot, QUAD, QUADS, SLAB};
 use crate::cpu::lanes::Quads;
 use crate::cpu::panels::{GROUP, PANEL, STRIP};
 
-/// Rows from which it pays to unpack codes to bytes first, by their planes.
-const UNPACK_ROWS: [usize; 3] = [12, 8, 5];
+/// Rows from which it pays to unpack codes to bytes first, by their planes: nibbles cost less than twice the bytes.
+const UNPACK_ROWS: [usize; 3] = [usize::MAX, 64, 20];
 /// `PLANES` of codes that are bytes.
 pub(crate) const BYTES: usize = usize::MAX;
 /// `KIND`s, as [`ScaleKind`].
@@ -62,6 +62,7 @@ unsafe fn stretches<V: Quads, const VNNI: bool, const PLANES: usize, const KIND:
         for first in (0..dot.groups).step_by(SLAB) {
             let groups = first..dot.groups.min(first + SLAB);
             unpack_slab::<V, PLANES>(dot, groups.clone());
+            dot.grouping.prefetch::<V>(dot.panel, groups.end..groups.end + SLAB);
             rows::<V, VNNI, BYTES, KIND>(dot, groups);
         }
     }
@@ -140,7 +141,13 @@ unsafe fn block<V, const VNNI: bool, const PLANES: usize, const KIND: u8, const 
                 sums[r][c] = V::load(sums_at.add(r * PANEL + c * V::N));
             }
         }
+        // Whoever reads codes where they lie reads one panel and asks for the next: hardware begins anew with each, and
+        // sees nothing to follow while rows go by.
+        let asks = R > 1 && row == 0 && (PLANES != BYTES || dot.grouping.planes.is_none());
         for group in groups.clone() {
+            if asks {
+                dot.grouping.prefetch::<V>(dot.panel, dot.groups + group..dot.groups + group + 1);
+            }
             let x = dot.x.as_ptr().add((row * dot.groups + group) * GROUP);
             let factors = dot.factors.as_ptr().add(row * dot.groups + group);
             let (codes, scales) = parts::<V, PLANES, KIND, C>(dot, groups.start, group, column);

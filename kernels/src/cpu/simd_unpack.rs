@@ -23,6 +23,10 @@ pub(crate) unsafe fn to_bf16<V: Quads, const NATIVE: bool>(work: &mut Unpack<'_>
 #[inline(always)]
 unsafe fn groups<V: Quads, const NATIVE: bool, const PLANES: usize, const KIND: u8>(work: &mut Unpack<'_>) {
     let parts = work.out.chunks_exact_mut(GROUP * STRIP).take(2 * work.groups.len());
+    // What comes next is asked for, as nothing is read while rows go by.
+    let next = work.groups.end..work.groups.end + work.groups.len();
+    // SAFETY: features are the caller's promise.
+    unsafe { work.grouping.prefetch::<V>(work.panel, next) };
     for (index, part) in parts.enumerate() {
         let places = work.grouping.places(work.groups.start + index / 2, index % 2);
         // SAFETY: features are the caller's promise; `Unpack::check` asserted that the panel has this group, and a part
