@@ -91,6 +91,7 @@ unsafe fn bf16_block<const R: usize>(dot: &mut Dot<'_, u16, u16, f32>, row: usiz
                 for (strip, sums) in [&mut low, &mut high].into_iter().enumerate() {
                     for pair in 0..GROUP / 2 {
                         let line = part.add(strip * GROUP * STRIP + pair * 2 * STRIP);
+                        __m512::prefetch_in_order(line.cast());
                         let w = bf16_of(_mm512_loadu_si512(line.cast()));
                         for (r, sum) in sums.iter_mut().enumerate() {
                             let bits = x.add(r * dot.stride + 2 * pair).cast::<i32>().read_unaligned();
@@ -141,6 +142,7 @@ unsafe fn int8_block<const R: usize>(dot: &mut Dot<'_, u8, i8, i32>, row: usize)
                 for (strip, sums) in [&mut low, &mut high].into_iter().enumerate() {
                     for quad in 0..GROUP_INT8 / 4 {
                         let line = part.add(strip * GROUP_INT8 * STRIP + quad * 4 * STRIP);
+                        __m512::prefetch_in_order(line.cast());
                         let w = _mm512_loadu_si512(line.cast());
                         for (r, sum) in sums.iter_mut().enumerate() {
                             let x = x.add(r * dot.stride + 4 * quad).cast::<i32>().read_unaligned();
