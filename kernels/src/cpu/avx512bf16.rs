@@ -26,11 +26,6 @@ pub(crate) const TABLE: Table = Table {
 /// Most rows of a block: two registers of sums each, beside two of weights and one of activations.
 const ROWS: usize = 12;
 
-/// Rows up to which a block goes through one strip of a group after the other, so that memory is read in order; more
-/// rows share each activation between both strips instead. (In lockstep, strips 1 KB apart read at a third of the
-/// bandwidth on Zen 4.)
-const IN_ORDER: usize = 8;
-
 /// Calls a block of as many rows as are left until all are done.
 macro_rules! by_rows {
     ($dot:expr, $block:ident) => {{
@@ -71,6 +66,10 @@ unsafe fn dot_int8(dot: &mut Dot<'_, u8, i8, i32>) {
 }
 
 /// `R` rows times a stretch of a panel, in registers over the whole depth.
+///
+/// A single row waits for memory, so it reads one strip of a group after the other, in order; more rows share each
+/// activation between both strips and ask for lines ahead. (In lockstep, strips 1 KB apart read at a third of the bandwidth
+/// on Zen 4 where nobody asks.)
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma,f16c")]
 unsafe fn bf16_block<const R: usize>(dot: &mut Dot<'_, u16, u16, f32>, row: usize) {
@@ -87,7 +86,7 @@ unsafe fn bf16_block<const R: usize>(dot: &mut Dot<'_, u16, u16, f32>, row: usiz
         let mut part = dot.panel.as_ptr();
         for group in 0..dot.depth / GROUP {
             let x = x.add(group * GROUP);
-            if R <= IN_ORDER {
+            if R == 1 {
                 for (strip, sums) in [&mut low, &mut high].into_iter().enumerate() {
                     for pair in 0..GROUP / 2 {
                         let line = part.add(strip * GROUP * STRIP + pair * 2 * STRIP);
@@ -138,7 +137,7 @@ unsafe fn int8_block<const R: usize>(dot: &mut Dot<'_, u8, i8, i32>, row: usize)
         let mut part = dot.panel.as_ptr();
         for group in 0..dot.depth / GROUP_INT8 {
             let x = x.add(group * GROUP_INT8);
-            if R <= IN_ORDER {
+            if R == 1 {
                 for (strip, sums) in [&mut low, &mut high].into_iter().enumerate() {
                     for quad in 0..GROUP_INT8 / 4 {
                         let line = part.add(strip * GROUP_INT8 * STRIP + quad * 4 * STRIP);

@@ -32,8 +32,8 @@ pub(crate) trait Lanes: Copy {
             Self::prefetch(ahead.wrapping_add(LINE));
         }
     }
-    /// Asks for a line ahead of one that is read in the order of memory: hardware does so too, but not far enough where each
-    /// line is used by several rows (two to four rows took twice as long, Zen 4).
+    /// Asks for a line ahead of one that is read in the order of memory: hardware does so too, but not far enough (a tenth of
+    /// the bandwidth, Zen 4).
     #[inline(always)]
     unsafe fn prefetch_in_order(line: *const u8) {
         // SAFETY: as for the trait.

@@ -159,7 +159,7 @@ unsafe fn block<V, const VNNI: bool, const PLANES: usize, const KIND: u8, const 
                     ints[r] = [V::ints(-zero * own); C];
                 }
             }
-            // A single row waits for memory, so it reads one strip after the other; see `avx512bf16::IN_ORDER`.
+            // A single row waits for memory, so it reads one strip after the other; see `avx512bf16::bf16_block`.
             let together = if R == 1 { 1 } else { C };
             for columns in (0..C).step_by(together).map(|first| first..first + together) {
                 for pair in 0..QUADS / 2 {
