@@ -8,6 +8,7 @@ pub mod kv;
 pub mod ledger;
 pub mod model;
 pub mod occupancy;
+pub mod placements;
 pub mod plan;
 pub mod request;
 pub mod stream;
