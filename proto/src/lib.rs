@@ -4,6 +4,7 @@
 
 pub mod convert;
 mod convert_cluster;
+mod convert_ledger;
 pub mod status;
 
 pub use convert::WireError;

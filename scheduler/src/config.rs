@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use daemon::announce::Announce;
+use daemon::config::at_least_one;
 use daemon::server::ServerConfig;
 use membership::MembershipConfig;
 use serde::{Deserialize, Serialize};
@@ -21,6 +22,11 @@ pub struct Config {
     pub occupancy_stale_ms: u64,
     /// Shortest time between two views; changes in between travel together.
     pub view_interval_ms: u64,
+    /// Time that a router whose ledger stream ended has to come back before its placements are forgotten.
+    pub ledger_grace_ms: u64,
+    /// Batches of the ledger that wait for one router; a router that is further behind begins anew with a snapshot.
+    #[serde(deserialize_with = "at_least_one")]
+    pub ledger_batches_max: usize,
     /// Bounds of its server.
     pub server: ServerConfig,
     /// Tells who started it where it listens.
@@ -36,6 +42,8 @@ impl Default for Config {
             heartbeat_ms: 1_000,
             occupancy_stale_ms: 5_000,
             view_interval_ms: 3,
+            ledger_grace_ms: 2_000,
+            ledger_batches_max: 4_096,
             // Nothing here runs long after its streams were told to end.
             server: ServerConfig { grace_ms: 5_000, ..ServerConfig::default() },
             announce: Announce::default(),
@@ -50,6 +58,10 @@ impl Config {
 
     pub(crate) fn occupancy_stale(&self) -> Duration {
         Duration::from_millis(self.occupancy_stale_ms)
+    }
+
+    pub(crate) fn ledger_grace(&self) -> Duration {
+        Duration::from_millis(self.ledger_grace_ms)
     }
 
     pub(crate) fn view_interval(&self) -> Duration {

@@ -5,6 +5,7 @@
 
 mod config;
 mod publish;
+mod relay;
 mod run;
 mod service;
 pub mod state;

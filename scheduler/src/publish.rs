@@ -108,7 +108,8 @@ impl Publisher {
     }
 }
 
-async fn sleep_or_never(duration: Option<Duration>) {
+/// Sleeps for so long, or for ever.
+pub(crate) async fn sleep_or_never(duration: Option<Duration>) {
     match duration {
         Some(duration) => tokio::time::sleep(duration).await,
         None => std::future::pending().await,

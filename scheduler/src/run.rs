@@ -15,9 +15,11 @@ use tokio::sync::{mpsc, watch};
 
 use crate::config::Config;
 use crate::publish::{EVENTS_MAX, Latest, Publisher};
+use crate::relay::Relay;
 use crate::service::{self, NAMES, Service};
 use crate::state::State;
-use crate::telemetry::Telemetry;
+use crate::state::ledger::LedgerRelay;
+use crate::telemetry::{LedgerTelemetry, Telemetry};
 
 /// Longest wait for own tasks after the server has stopped.
 const JOIN_DEADLINE: Duration = Duration::from_secs(5);
@@ -63,9 +65,15 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
     tasks.spawn("scheduler-ready", report_ready(readiness.clone(), views.clone(), config.clone()));
     let (leases, leases_stopping) = (store.clone(), stopping.clone());
     tasks.spawn("scheduler-leases", async move { leases.run(leases_stopping).await });
+    let state = LedgerRelay::new(config.ledger_grace());
+    let relay = Arc::new(Relay::new(state, config.ledger_batches_max, LedgerTelemetry::new()));
+    let (forgetting, forgetting_stops) = (Arc::clone(&relay), stopping.clone());
+    tasks.spawn("scheduler-ledger", async move { forgetting.forget_lost(forgetting_stops).await });
     let service = Service {
         events: events_sender,
         views,
+        relay,
+        tasks: tasks.clone(),
         heartbeat: config.heartbeat(),
         shutdown: shutdown.clone(),
         next_stream: Arc::new(AtomicU64::new(0)),

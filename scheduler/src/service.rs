@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use contract::occupancy::Occupancy;
+use contract::placements::LedgerBatch;
 use daemon::shutdown::Shutdown;
+use daemon::task::Tasks;
 use futures::{Stream, StreamExt as _};
 use proto::WireError;
 use proto::cluster::v1 as wire;
@@ -17,7 +19,11 @@ use tonic::service::Routes;
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::publish::{Event, Latest};
+use crate::relay::{self, Relay};
 use crate::state::StreamId;
+
+/// Largest batch of the ledger: a snapshot of several hundred thousand placements.
+const LEDGER_BYTES_MAX: usize = 64 << 20;
 
 /// Names of what [`routes`] serves.
 pub(crate) const NAMES: [&str; 2] = ["tessera.cluster.v1.Membership", "tessera.cluster.v1.Scheduler"];
@@ -27,6 +33,8 @@ pub(crate) const NAMES: [&str; 2] = ["tessera.cluster.v1.Membership", "tessera.c
 pub(crate) struct Service {
     pub(crate) events: mpsc::Sender<Event>,
     pub(crate) views: watch::Receiver<Latest>,
+    pub(crate) relay: Arc<Relay>,
+    pub(crate) tasks: Tasks,
     pub(crate) heartbeat: Duration,
     pub(crate) shutdown: Shutdown,
     pub(crate) next_stream: Arc<AtomicU64>,
@@ -35,12 +43,14 @@ pub(crate) struct Service {
 /// Mounts the scheduler beside the store of members.
 pub(crate) fn routes(service: Service, store: membership::embedded::Store) -> Routes {
     let membership = membership::embedded::Service::new(store, service.shutdown.clone());
-    Routes::new(SchedulerServer::new(service)).add_service(membership)
+    let scheduler = SchedulerServer::new(service).max_decoding_message_size(LEDGER_BYTES_MAX);
+    Routes::new(scheduler).add_service(membership)
 }
 
 #[tonic::async_trait]
 impl Scheduler for Service {
     type WatchViewStream = Pin<Box<dyn Stream<Item = Result<wire::ClusterView, Status>> + Send>>;
+    type ShareLedgerStream = Pin<Box<dyn Stream<Item = Result<wire::LedgerBatch, Status>> + Send>>;
 
     async fn report_occupancy(
         &self,
@@ -84,6 +94,66 @@ impl Scheduler for Service {
         };
         Ok(Response::new(stream.take_until(async move { shutdown.triggered().await }).boxed()))
     }
+
+    async fn share_ledger(
+        &self,
+        request: Request<Streaming<wire::LedgerBatch>>,
+    ) -> Result<Response<Self::ShareLedgerStream>, Status> {
+        let stream = self.new_stream();
+        let mut waiting = self.relay.open(stream);
+        let (relay, batches, shutdown) = (Arc::clone(&self.relay), request.into_inner(), self.shutdown.clone());
+        // A task of its own, so that a router which does not read is still listened to.
+        self.tasks.spawn("ledger-stream", async move {
+            let ended = listen(&relay, stream, batches, &shutdown).await.err();
+            relay.end(stream, ended);
+        });
+        let batches = async_stream::stream! {
+            loop {
+                match waiting.next().await {
+                    Ok(Some(batch)) => yield Ok(wire::LedgerBatch::from(&*batch)),
+                    Ok(None) => return,
+                    Err(ended) => {
+                        yield Err(status(ended));
+                        return;
+                    }
+                }
+            }
+        };
+        Ok(Response::new(batches.boxed()))
+    }
+}
+
+impl Service {
+    fn new_stream(&self) -> StreamId {
+        StreamId(self.next_stream.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// Takes what a router tells until it ends or breaks its stream.
+async fn listen(
+    relay: &Relay,
+    stream: StreamId,
+    mut batches: Streaming<wire::LedgerBatch>,
+    shutdown: &Shutdown,
+) -> Result<(), relay::Ended> {
+    loop {
+        let batch = tokio::select! {
+            () = shutdown.triggered() => return Err(relay::Ended::ShuttingDown),
+            batch = batches.message() => batch,
+        };
+        let Ok(Some(batch)) = batch else { return Ok(()) };
+        relay.take(stream, LedgerBatch::try_from(batch)?)?;
+    }
+}
+
+fn status(ended: relay::Ended) -> Status {
+    let message = ended.to_string();
+    match ended {
+        relay::Ended::Lagging { .. } => Status::resource_exhausted(message),
+        relay::Ended::Refused(_) => Status::failed_precondition(message),
+        relay::Ended::Malformed(malformed) => malformed.into(),
+        relay::Ended::ShuttingDown => Status::unavailable(message),
+    }
 }
 
 /// Tells the state that a stream of reports ended, however it ended.
@@ -94,8 +164,7 @@ struct Ended {
 
 impl Ended {
     fn new(service: &Service) -> Self {
-        let stream = StreamId(service.next_stream.fetch_add(1, Ordering::Relaxed));
-        Self { stream, events: Some(service.events.clone()) }
+        Self { stream: service.new_stream(), events: Some(service.events.clone()) }
     }
 
     async fn tell(&mut self) {

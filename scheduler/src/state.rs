@@ -1,6 +1,7 @@
 //! The scheduler's decisions, pure: membership and occupancy in, cluster view out, time as an argument.
 
 mod admit;
+pub mod ledger;
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -4,6 +4,7 @@ use contract::view::MemberKind;
 use daemon::telemetry::metrics::{Counter, Gauge, Scope, scope};
 use daemon::telemetry::names;
 
+use crate::state::ledger::LedgerRelay;
 use crate::state::{Ignored, Refusal, State};
 
 /// Shows the state.
@@ -78,5 +79,26 @@ impl Telemetry {
         for (gauge, n) in self.engines.iter().chain(&self.blocks).zip(engines.into_iter().chain(blocks)) {
             gauge.set(n);
         }
+    }
+}
+
+/// Shows the load ledger.
+#[derive(Debug)]
+pub(crate) struct LedgerTelemetry {
+    placements: Gauge,
+    routers: Gauge,
+}
+
+impl LedgerTelemetry {
+    pub(crate) fn new() -> Self {
+        let scope = scope("scheduler", "");
+        let (placements, routers) = (&names::LEDGER_PLACEMENTS, &names::LEDGER_ROUTERS);
+        Self { placements: scope.gauge(placements, &[]), routers: scope.gauge(routers, &[]) }
+    }
+
+    /// Shows what the relay holds now.
+    pub(crate) fn observe(&self, relay: &LedgerRelay) {
+        self.placements.set(i64::try_from(relay.n_placements()).unwrap_or(i64::MAX));
+        self.routers.set(i64::try_from(relay.n_routers()).unwrap_or(i64::MAX));
     }
 }

@@ -162,6 +162,50 @@ pub struct EngineView {
     #[prost(message, optional, tag = "6")]
     pub occupancy: ::core::option::Option<Occupancy>,
 }
+/// News of one router's placements.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct LedgerBatch {
+    /// The life of the router that placed them.
+    #[prost(fixed64, tag = "1")]
+    pub router: u64,
+    /// The last event that is in here; a router counts its events from 1.
+    #[prost(uint64, tag = "2")]
+    pub sequence: u64,
+    /// True: `events` make all that the router runs after event `sequence`, from nothing.
+    /// False: they are its events up to `sequence`, one after the other.
+    #[prost(bool, tag = "3")]
+    pub snapshot: bool,
+    #[prost(message, repeated, tag = "4")]
+    pub events: ::prost::alloc::vec::Vec<LedgerEvent>,
+    /// True: the router is gone, and its placements with it; nothing but `router` is set.
+    #[prost(bool, tag = "5")]
+    pub gone: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LedgerEvent {
+    #[prost(enumeration = "LedgerEventKind", tag = "1")]
+    pub kind: i32,
+    /// Which of the router's placements.
+    #[prost(uint64, tag = "2")]
+    pub number: u64,
+    /// Set when it was placed.
+    #[prost(message, optional, tag = "3")]
+    pub work: ::core::option::Option<PlacedWork>,
+}
+/// What a placement asks of its engine.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PlacedWork {
+    #[prost(message, optional, tag = "1")]
+    pub engine: ::core::option::Option<super::super::worker::v1::EngineId>,
+    /// Prompt tokens that were not cached there.
+    #[prost(uint32, tag = "2")]
+    pub tokens_new: u32,
+    #[prost(uint32, tag = "3")]
+    pub tokens_prompt: u32,
+    /// Predicted time of its prefill alone on an idle engine, in microseconds.
+    #[prost(uint64, tag = "4")]
+    pub prefill_us: u64,
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Role {
@@ -222,6 +266,40 @@ impl MemberKind {
             "MEMBER_KIND_WORKER" => Some(Self::Worker),
             "MEMBER_KIND_ROUTER" => Some(Self::Router),
             "MEMBER_KIND_SCHEDULER" => Some(Self::Scheduler),
+            _ => None,
+        }
+    }
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum LedgerEventKind {
+    Unspecified = 0,
+    Placed = 1,
+    /// Its prompt is computed.
+    FirstToken = 2,
+    /// It ended, well or badly.
+    Finished = 3,
+}
+impl LedgerEventKind {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "LEDGER_EVENT_KIND_UNSPECIFIED",
+            Self::Placed => "LEDGER_EVENT_KIND_PLACED",
+            Self::FirstToken => "LEDGER_EVENT_KIND_FIRST_TOKEN",
+            Self::Finished => "LEDGER_EVENT_KIND_FINISHED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "LEDGER_EVENT_KIND_UNSPECIFIED" => Some(Self::Unspecified),
+            "LEDGER_EVENT_KIND_PLACED" => Some(Self::Placed),
+            "LEDGER_EVENT_KIND_FIRST_TOKEN" => Some(Self::FirstToken),
+            "LEDGER_EVENT_KIND_FINISHED" => Some(Self::Finished),
             _ => None,
         }
     }
@@ -904,6 +982,33 @@ pub mod scheduler_client {
                 .insert(GrpcMethod::new("tessera.cluster.v1.Scheduler", "WatchView"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// A router tells what it places, a snapshot first, and learns what all others do, each from a snapshot on.
+        /// The scheduler passes on every batch at once and keeps what is placed for routers that come later.
+        /// FAILED_PRECONDITION: begin again with a snapshot. RESOURCE_EXHAUSTED: the router read too slowly; likewise.
+        pub async fn share_ledger(
+            &mut self,
+            request: impl tonic::IntoStreamingRequest<Message = super::LedgerBatch>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::LedgerBatch>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tessera.cluster.v1.Scheduler/ShareLedger",
+            );
+            let mut req = request.into_streaming_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tessera.cluster.v1.Scheduler", "ShareLedger"));
+            self.inner.streaming(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -938,6 +1043,22 @@ pub mod scheduler_server {
             &self,
             request: tonic::Request<super::WatchViewRequest>,
         ) -> std::result::Result<tonic::Response<Self::WatchViewStream>, tonic::Status>;
+        /// Server streaming response type for the ShareLedger method.
+        type ShareLedgerStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::LedgerBatch, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// A router tells what it places, a snapshot first, and learns what all others do, each from a snapshot on.
+        /// The scheduler passes on every batch at once and keeps what is placed for routers that come later.
+        /// FAILED_PRECONDITION: begin again with a snapshot. RESOURCE_EXHAUSTED: the router read too slowly; likewise.
+        async fn share_ledger(
+            &self,
+            request: tonic::Request<tonic::Streaming<super::LedgerBatch>>,
+        ) -> std::result::Result<
+            tonic::Response<Self::ShareLedgerStream>,
+            tonic::Status,
+        >;
     }
     #[derive(Debug)]
     pub struct SchedulerServer<T> {
@@ -1104,6 +1225,52 @@ pub mod scheduler_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tessera.cluster.v1.Scheduler/ShareLedger" => {
+                    #[allow(non_camel_case_types)]
+                    struct ShareLedgerSvc<T: Scheduler>(pub Arc<T>);
+                    impl<
+                        T: Scheduler,
+                    > tonic::server::StreamingService<super::LedgerBatch>
+                    for ShareLedgerSvc<T> {
+                        type Response = super::LedgerBatch;
+                        type ResponseStream = T::ShareLedgerStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<tonic::Streaming<super::LedgerBatch>>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Scheduler>::share_ledger(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ShareLedgerSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

@@ -200,6 +200,12 @@ metrics! {
     /// Occupancy reports that changed nothing; `reason` is unknown, incarnation, refused, order or blocks.
     OCCUPANCY_IGNORED = Counter, Count, "tessera.occupancy.ignored", ["reason"],
         "Occupancy reports that the scheduler ignored, by reason";
+    /// Placements in the load ledger: at the scheduler those of all routers, at a router those of the others.
+    LEDGER_PLACEMENTS = Gauge, Count, "tessera.ledger.placements", [],
+        "Placements that have not ended, as routers tell each other over the scheduler";
+    /// Routers that share the load ledger, this one among them.
+    LEDGER_ROUTERS = Gauge, Count, "tessera.ledger.routers", [],
+        "Routers that share the load ledger";
     /// Open connections.
     SERVER_CONNECTIONS = Gauge, Count, "tessera.server.connections", [],
         "Open connections of this listener";
