@@ -108,6 +108,8 @@ pub struct WorkerSettings {
     /// Predicted prefill work of an engine, in milliseconds over all routers, from which on requests wait here instead.
     #[serde(deserialize_with = "at_least_one")]
     pub dispatch_ahead_ms: u64,
+    /// Time for which placements of other routers still count when the scheduler that told them is lost.
+    pub ledger_grace_ms: u64,
 }
 
 impl Default for Config {
@@ -161,11 +163,16 @@ impl Default for WorkerSettings {
             promise_ms: 10_000,
             decode_ms_goal: 0,
             dispatch_ahead_ms: 200,
+            ledger_grace_ms: 2_000,
         }
     }
 }
 
 impl WorkerSettings {
+    pub(crate) fn ledger_grace(&self) -> Duration {
+        Duration::from_millis(self.ledger_grace_ms)
+    }
+
     /// How requests are placed.
     pub(crate) fn placer(&self) -> PlacerSettings {
         let decode_ms_goal = if self.decode_ms_goal == 0 { f64::INFINITY } else { self.decode_ms_goal as f64 };

@@ -20,7 +20,7 @@ pub(crate) struct Flight {
 impl Flight {
     /// Takes over a placement that is in this router's ledger already, and tells the others of it.
     pub(super) fn new(cluster: &Arc<Cluster>, request: RequestId, key: PlacementKey, work: PlacedWork) -> Self {
-        cluster.outbox.put(LedgerEvent::Placed(key, work.clone()));
+        cluster.ledger.outbox.put(LedgerEvent::Placed(key, work.clone()));
         Self { cluster: Arc::clone(cluster), request, key, work, is_prefilled: false }
     }
 
@@ -46,7 +46,7 @@ impl Flight {
 
     fn tell(&self, event: LedgerEvent) {
         self.cluster.placer.tell(event.clone(), clock::now());
-        self.cluster.outbox.put(event);
+        self.cluster.ledger.outbox.put(event);
     }
 }
 

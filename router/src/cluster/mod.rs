@@ -1,7 +1,9 @@
 //! The engines that requests can be placed on: found by membership and the scheduler's view, proved by their own streams.
 
 mod flight;
+mod ledger;
 mod link;
+mod others;
 mod outbox;
 mod supervise;
 
@@ -26,7 +28,7 @@ use crate::route::directory::PrefixDirectory;
 use crate::route::placer::{Decision, NotPlaced, Placed, Placer, Prompt, Target};
 
 pub(crate) use flight::Flight;
-use outbox::Outbox;
+use ledger::SharedLedger;
 pub(crate) use supervise::supervise;
 
 /// An engine that described itself, agrees about the model, and whose event stream lives.
@@ -46,7 +48,7 @@ pub(crate) struct Cluster {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) decisions: Decisions,
     placer: Placer,
-    outbox: Outbox,
+    ledger: SharedLedger,
     ready: ArcSwap<Vec<Arc<Engine>>>,
     view: ArcSwap<HashMap<EngineId, EngineView>>,
     changed: tokio::sync::watch::Sender<usize>,
@@ -65,13 +67,14 @@ impl Cluster {
         metrics: Arc<Metrics>,
         placer: Placer,
     ) -> Self {
+        let ledger = SharedLedger::new(placer.router(), settings.ledger_grace());
         Self {
             model,
             settings,
             metrics,
             decisions: Decisions::default(),
             placer,
-            outbox: Outbox::new(),
+            ledger,
             ready: ArcSwap::default(),
             view: ArcSwap::default(),
             changed: tokio::sync::watch::Sender::new(0),

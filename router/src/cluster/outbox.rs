@@ -1,21 +1,147 @@
-//! What this router's placements become, for whoever shares the ledger with others.
+//! What this router's placements become, for schedulers to share with other routers: a snapshot, then each event.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use contract::ids::Incarnation;
 use contract::ledger::LedgerEvent;
+use contract::placements::{LedgerBatch, LedgerNews, Placements};
 use tokio::sync::broadcast;
+use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 
-/// Events that a slow reader may be behind; beyond it the reader is told so and begins again with a snapshot.
+/// Events that a slow reader may be behind; beyond it the reader begins again with a snapshot.
 const N_EVENTS_MAX: usize = 8_192;
+/// Events that travel together when they have piled up.
+const N_BATCH_MAX: usize = 1_024;
 
-/// Where events are put; with nobody to read them they are gone.
-pub(super) struct Outbox(broadcast::Sender<LedgerEvent>);
+/// Keeps what this router runs, and wakes whoever tells of it.
+pub(super) struct Outbox {
+    router: Incarnation,
+    own: Mutex<Placements>,
+    events: broadcast::Sender<(u64, LedgerEvent)>,
+}
 
 impl Outbox {
-    pub(super) fn new() -> Self {
-        Self(broadcast::Sender::new(N_EVENTS_MAX))
+    pub(super) fn new(router: Incarnation) -> Self {
+        Self { router, own: Mutex::default(), events: broadcast::Sender::new(N_EVENTS_MAX) }
     }
 
     pub(super) fn put(&self, event: LedgerEvent) {
-        // Fails when nobody reads.
-        let _ = self.0.send(event);
+        let mut own = self.own();
+        let sequence = own.put(&event);
+        // Fails when nobody reads; whoever comes begins with a snapshot.
+        let _ = self.events.send((sequence, event));
+    }
+
+    fn begin(&self) -> (LedgerNews, broadcast::Receiver<(u64, LedgerEvent)>) {
+        let own = self.own();
+        (own.snapshot(), self.events.subscribe())
+    }
+
+    fn own(&self) -> MutexGuard<'_, Placements> {
+        self.own.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reads an outbox for one scheduler.
+pub(super) struct Reader {
+    outbox: Arc<Outbox>,
+    events: Option<broadcast::Receiver<(u64, LedgerEvent)>>,
+}
+
+impl Reader {
+    pub(super) fn new(outbox: &Arc<Outbox>) -> Self {
+        Self { outbox: Arc::clone(outbox), events: None }
+    }
+
+    /// Gives a snapshot first, then waits for events and gives what there is; a snapshot again when it came too late.
+    pub(super) async fn next(&mut self) -> LedgerBatch {
+        let batch = |news| LedgerBatch { router: self.outbox.router, news };
+        if let Some(events) = &mut self.events {
+            match events.recv().await {
+                Ok(first) => {
+                    let (news, is_behind) = drain(first, events);
+                    if is_behind {
+                        self.events = None;
+                    }
+                    return batch(news);
+                }
+                Err(RecvError::Lagged(_) | RecvError::Closed) => {}
+            }
+        }
+        let (snapshot, events) = self.outbox.begin();
+        self.events = Some(events);
+        batch(snapshot)
+    }
+}
+
+/// Takes what has piled up behind the first event, and whether some of it is lost.
+fn drain(first: (u64, LedgerEvent), events: &mut broadcast::Receiver<(u64, LedgerEvent)>) -> (LedgerNews, bool) {
+    let (mut sequence, first) = first;
+    let mut batch = vec![first];
+    while batch.len() < N_BATCH_MAX {
+        match events.try_recv() {
+            Ok((number, event)) => {
+                sequence = number;
+                batch.push(event);
+            }
+            Err(TryRecvError::Lagged(_)) => return (LedgerNews::Events { sequence, events: batch }, true),
+            Err(TryRecvError::Empty | TryRecvError::Closed) => break,
+        }
+    }
+    (LedgerNews::Events { sequence, events: batch }, false)
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::ids::{DataRank, EngineId};
+    use contract::ledger::{PlacedWork, PlacementKey};
+
+    use super::*;
+
+    const ROUTER: Incarnation = Incarnation(3);
+
+    fn placed(number: u64) -> LedgerEvent {
+        let engine = EngineId { worker: "w".into(), incarnation: Incarnation(1), data_rank: DataRank(0) };
+        let work = PlacedWork { engine, tokens_new: 1, tokens_prompt: 2, prefill_us: 3 };
+        LedgerEvent::Placed(PlacementKey { router: ROUTER, number }, work)
+    }
+
+    /// Puts events, reads after some of them, and follows what is read.
+    async fn followed(n_events: u64, reads_after: impl Fn(u64) -> bool) -> (usize, Placements, Placements) {
+        let outbox = Arc::new(Outbox::new(ROUTER));
+        let mut reader = Reader::new(&outbox);
+        let (mut follower, mut n_batches) = (Placements::default(), 0);
+        let mut read = async |reader: &mut Reader| {
+            follower.take(&reader.next().await.news).expect("no event is missed");
+            n_batches += 1;
+        };
+        read(&mut reader).await;
+        for number in 0..n_events {
+            outbox.put(placed(number));
+            if reads_after(number) {
+                read(&mut reader).await;
+            }
+        }
+        while reader.events.as_ref().is_none_or(|events| !events.is_empty()) {
+            read(&mut reader).await;
+        }
+        let own = outbox.own().clone();
+        (n_batches, follower, own)
+    }
+
+    #[tokio::test]
+    async fn every_event_goes_at_once_and_what_piled_up_goes_together() {
+        let (n_batches, follower, own) = followed(100, |_| true).await;
+        assert_eq!((n_batches, follower), (101, own));
+        let (n_batches, follower, own) = followed(100, |number| number == 9).await;
+        assert_eq!((n_batches, follower), (3, own));
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_is_too_slow_begins_again_with_a_snapshot() {
+        let n_events = 2 * N_EVENTS_MAX as u64;
+        let (n_batches, follower, own) = followed(n_events, |_| false).await;
+        assert_eq!((n_batches, follower.len()), (2, usize::try_from(n_events).unwrap()));
+        assert_eq!(follower, own);
     }
 }

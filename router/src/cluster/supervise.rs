@@ -16,13 +16,13 @@ use proto::cluster::v1::scheduler_client::SchedulerClient;
 use tokio::sync::mpsc;
 use tonic::transport::Channel;
 
-use super::Cluster;
 use super::link::{self, Peer};
+use super::{Cluster, ledger};
 
 /// Views and membership events that wait to be looked at.
 const N_NEWS_MAX: usize = 64;
-/// Largest view.
-const VIEW_BYTES_MAX: usize = 64 << 20;
+/// Largest view, and largest batch of the load ledger.
+const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
 /// One life of one worker.
 type Life = (WorkerId, Incarnation);
@@ -59,10 +59,14 @@ pub(crate) fn supervise(
     let (sender, news) = mpsc::channel(N_NEWS_MAX);
     for address in schedulers {
         let client = SchedulerClient::new(channel(address, &cluster.settings.channel)?)
-            .max_decoding_message_size(VIEW_BYTES_MAX);
+            .max_decoding_message_size(MESSAGE_BYTES_MAX);
+        let (sharing, ledger_client) = (Arc::clone(cluster), client.clone());
+        until(tasks, "load ledger", shutdown, async move { ledger::share(&sharing, ledger_client).await });
         let (cluster, sender) = (Arc::clone(cluster), sender.clone());
         until(tasks, "cluster view", shutdown, async move { follow_views(&cluster, client, sender).await });
     }
+    let forgetting = Arc::clone(cluster);
+    until(tasks, "load ledger grace", shutdown, async move { ledger::forget_lost(&forgetting).await });
     until(tasks, "membership watch", shutdown, async move {
         while let Some(event) = members.next().await {
             if sender.send(News::Members(event)).await.is_err() {

@@ -146,6 +146,11 @@ impl Placer {
         self.policy.name()
     }
 
+    /// The router that places.
+    pub fn router(&self) -> Incarnation {
+        self.router
+    }
+
     /// What is cached where.
     pub fn directory(&self) -> MutexGuard<'_, PrefixDirectory> {
         self.directory.lock().unwrap_or_else(PoisonError::into_inner)
