@@ -76,7 +76,7 @@ fn placements_of_one_router_are_in_anothers_view_within_milliseconds() {
             let due = began + Duration::from_secs(1) / PER_SECOND * number;
             std::thread::sleep(due.saturating_duration_since(Instant::now()));
             placed_at.lock().unwrap().push(Instant::now());
-            events(u64::from(number)).map(|event| sender.blocking_send(event).unwrap());
+            events(u64::from(number)).into_iter().for_each(|event| sender.blocking_send(event).unwrap());
         }
         sender
     });
