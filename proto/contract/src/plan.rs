@@ -47,6 +47,15 @@ pub struct SequencePlan {
     pub mask: Option<MaskSlot>,
 }
 
+impl SequencePlan {
+    /// Whether it only takes its request one token further; anything else is a part of a prompt.
+    ///
+    /// The last token of a prompt whose other tokens took earlier steps counts as such too: it costs the same.
+    pub fn is_decode(&self) -> bool {
+        self.query.len() == 1 && !self.logits_rows.is_empty() && self.start.is_none()
+    }
+}
+
 /// A token to compute, known or still being sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum QueryToken {
