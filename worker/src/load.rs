@@ -109,6 +109,7 @@ fn engine_config(config: &Config, files: &ModelFiles, hash_key: HashKey) -> Resu
         max_running: config.max_running,
         max_waiting: config.max_waiting,
         token_budget: config.token_budget,
+        prefill_budget: None,
         max_prefill_chunk: config.max_prefill_chunk,
         context_length,
         watermark_blocks: u32::try_from(watermark).unwrap_or(0),

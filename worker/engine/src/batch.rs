@@ -15,6 +15,8 @@ struct Draft {
     step: StepId,
     /// Query tokens left.
     budget: usize,
+    /// Those that prompts may take.
+    prefill_budget: usize,
     sequences: Vec<SequencePlan>,
     record: PlanInFlight,
 }
@@ -23,6 +25,23 @@ struct Draft {
 enum Phase {
     Decode,
     Prefill,
+}
+
+impl Draft {
+    /// Query tokens left for `phase`.
+    fn left(&self, phase: Phase) -> usize {
+        match phase {
+            Phase::Decode => self.budget,
+            Phase::Prefill => self.budget.min(self.prefill_budget),
+        }
+    }
+
+    fn take(&mut self, n_tokens: usize, phase: Phase) {
+        self.budget -= n_tokens;
+        if phase == Phase::Prefill {
+            self.prefill_budget -= n_tokens;
+        }
+    }
 }
 
 impl Engine {
@@ -35,6 +54,7 @@ impl Engine {
         let mut draft = Draft {
             step,
             budget: self.config.token_budget as usize,
+            prefill_budget: self.prefill_budget(),
             sequences: self.spare.plans.pop().unwrap_or_default(),
             record: PlanInFlight { step, ..self.spare.records.pop().unwrap_or_default() },
         };
@@ -61,7 +81,9 @@ impl Engine {
         let record = record.expect("only the plan made last is extended, before it is applied");
         let budget = self.config.token_budget - plan.padded_tokens;
         let ForwardPlan { step, sequences, .. } = plan;
-        let mut draft = Draft { step, budget: budget as usize, sequences, record };
+        let n_prefill: usize = sequences.iter().filter(|s| !s.is_decode()).map(|s| s.query.len()).sum();
+        let prefill_budget = self.prefill_budget().saturating_sub(n_prefill);
+        let mut draft = Draft { step, budget: budget as usize, prefill_budget, sequences, record };
         self.admit(&mut draft);
         self.seal(draft)
     }
@@ -80,6 +102,10 @@ impl Engine {
         self.spare.plans.push(plan.sequences);
     }
 
+    fn prefill_budget(&self) -> usize {
+        self.config.prefill_budget.map_or(usize::MAX, |budget| budget as usize)
+    }
+
     /// Makes a plan in flight of a draft.
     fn seal(&mut self, draft: Draft) -> ForwardPlan {
         self.in_flight.push_back(draft.record);
@@ -90,7 +116,7 @@ impl Engine {
     fn plan_running(&mut self, draft: &mut Draft, phase: Phase) {
         let mut place = 0;
         // Preemption shortens the list behind `place`.
-        while place < self.running.len() && draft.budget > 0 {
+        while place < self.running.len() && draft.left(phase) > 0 {
             let (_, idx) = self.running[place];
             let sequence = &self.sequences[idx];
             let is_due = match sequence.n_remaining() {
@@ -99,24 +125,25 @@ impl Engine {
                 _ => phase == Phase::Prefill,
             };
             if is_due && !sequence.ends_when_applied() {
-                self.plan_sequence(draft, place);
+                self.plan_sequence(draft, place, phase);
             }
             place += 1;
         }
     }
 
     /// Plans as much of a running request as budget and blocks allow, maybe nothing.
-    fn plan_sequence(&mut self, draft: &mut Draft, place: usize) {
+    fn plan_sequence(&mut self, draft: &mut Draft, place: usize, phase: Phase) {
         let (_, idx) = self.running[place];
         let sequence = &self.sequences[idx];
         let chunk_max = self.config.max_prefill_chunk.map_or(usize::MAX, |chunk| chunk as usize);
-        let wanted = sequence.n_remaining().min(draft.budget).min(chunk_max);
+        let wanted = sequence.n_remaining().min(draft.left(phase)).min(chunk_max);
         let n_planned = sequence.n_planned;
         self.grow_table(place, n_planned + wanted);
         let capacity = self.sequences[idx].table.len() * self.block_size();
         let chunk = wanted.min(capacity - n_planned);
         if chunk > 0 {
             self.write_plan(draft, idx, chunk);
+            draft.take(chunk, phase);
         }
     }
 
@@ -181,12 +208,11 @@ impl Engine {
         }
         let slot = sequence.slot.expect("running requests hold a slot");
         draft.record.sequences.push(PlannedSequence { idx, slot, n_computed: end, samples });
-        draft.budget -= chunk;
     }
 
     /// Starts waiting requests in order while slots, budget and blocks last; the first that does not fit holds up the rest.
     fn admit(&mut self, draft: &mut Draft) {
-        while draft.budget > 0
+        while draft.left(Phase::Prefill) > 0
             && let Some(idx) = self.waiting.first()
             && let Some(&slot) = self.free_slots.last()
             && let Some(n_matched) = self.fits(idx)
@@ -198,7 +224,7 @@ impl Engine {
             self.sequences[idx].slot = Some(slot);
             let place = self.running.partition_point(|&(other, _)| other < rank);
             self.running.insert(place, (rank, idx));
-            self.plan_sequence(draft, place);
+            self.plan_sequence(draft, place, Phase::Prefill);
         }
     }
 

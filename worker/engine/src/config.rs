@@ -23,6 +23,8 @@ pub struct EngineConfig {
     pub max_waiting: u32,
     /// Query tokens in a step at most, at least `max_running` so that every decode advances in every step.
     pub token_budget: u32,
+    /// Query tokens of prompts in a step at most, at least 1; none is bounded by the budget alone.
+    pub prefill_budget: Option<u32>,
     /// Query tokens of one sequence in a step at most, at least 1; none is bounded by the budget alone.
     pub max_prefill_chunk: Option<u32>,
     /// Longest sequence, prompt and output together, at least 2.
@@ -64,6 +66,7 @@ impl EngineConfig {
         at_least("max_running", self.max_running, 1)?;
         at_least("max_waiting", self.max_waiting, 1)?;
         at_least("token_budget", self.token_budget, self.max_running)?;
+        at_least("prefill_budget", self.prefill_budget.unwrap_or(1), 1)?;
         at_least("max_prefill_chunk", self.max_prefill_chunk.unwrap_or(1), 1)?;
         at_least("context_length", self.context_length, 2)?;
         let at_most = |field, value: u32, most: u32| match value > most {

@@ -25,6 +25,7 @@ fn config() -> EngineConfig {
         max_running: 4,
         max_waiting: 4,
         token_budget: 16,
+        prefill_budget: None,
         max_prefill_chunk: None,
         context_length: 100,
         watermark_blocks: 0,
@@ -108,6 +109,19 @@ fn a_plan_that_waits_takes_newcomers_up_to_its_budget() {
     assert_eq!(engine.extend(extended.clone()), extended, "nothing more fits");
     apply(&mut engine, &prefill, 1);
     assert_eq!(apply(&mut engine, &extended, 2).len(), 1, "the newcomer's prompt is incomplete");
+}
+
+#[test]
+fn prompts_keep_to_their_budget_and_decodes_come_on_top() {
+    let config = EngineConfig { prefill_budget: Some(5), ..config() };
+    let mut engine = engine(config, [request(1, 3, 9), request(2, 1, 9), request(3, 9, 9)]);
+    let n_query = |plan: &ForwardPlan| plan.sequences.iter().map(|s| s.query.len()).collect::<Vec<_>>();
+    let first = engine.plan().unwrap();
+    assert_eq!(n_query(&first), [3, 1, 1]);
+    let second = engine.plan().unwrap();
+    assert_eq!(n_query(&second), [1, 1, 5], "the budget of prompts is whole again");
+    engine.submit(request(4, 4, 9), Duration::ZERO).unwrap();
+    assert_eq!(engine.extend(second.clone()), second, "nothing is left for a newcomer");
 }
 
 #[test]

@@ -74,22 +74,26 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
 fn configs() -> impl Strategy<Value = EngineConfig> {
     let pool = (1..6_u32, 2..28_u32, 0..3_u32);
     let batch = (1..7_u32, 0..14_u32, prop::option::of(1..7_u32), 1..10_u32);
-    (pool, batch, 4..90_u32).prop_map(|((block_size, n_blocks, watermark_blocks), batch, context_length)| {
-        let (max_running, budget, max_prefill_chunk, max_waiting) = batch;
-        EngineConfig {
-            block_size,
-            n_blocks,
-            max_running,
-            max_waiting,
-            token_budget: max_running + budget,
-            max_prefill_chunk,
-            context_length,
-            watermark_blocks: watermark_blocks.min(n_blocks - 1),
-            retry_after_ms: 1,
-            hash_key: HashKey([1; 32]),
-            model: Fingerprint([2; 16]),
-        }
-    })
+    let rest = (4..90_u32, prop::option::of(1..9_u32));
+    (pool, batch, rest).prop_map(
+        |((block_size, n_blocks, watermark_blocks), batch, (context_length, prefill_budget))| {
+            let (max_running, budget, max_prefill_chunk, max_waiting) = batch;
+            EngineConfig {
+                block_size,
+                n_blocks,
+                max_running,
+                max_waiting,
+                token_budget: max_running + budget,
+                prefill_budget,
+                max_prefill_chunk,
+                context_length,
+                watermark_blocks: watermark_blocks.min(n_blocks - 1),
+                retry_after_ms: 1,
+                hash_key: HashKey([1; 32]),
+                model: Fingerprint([2; 16]),
+            }
+        },
+    )
 }
 
 fn run(config: EngineConfig, depth: usize, operations: Vec<Operation>) -> [bool; 3] {

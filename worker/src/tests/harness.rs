@@ -80,6 +80,7 @@ pub(super) fn engine_config(n_blocks: u32) -> EngineConfig {
         max_running: 8,
         max_waiting: 64,
         token_budget: 32,
+        prefill_budget: None,
         max_prefill_chunk: None,
         context_length: 4096,
         watermark_blocks: 0,

@@ -38,6 +38,7 @@ impl Batching {
             max_running: limits.sequences as u32,
             max_waiting: limits.sequences as u32,
             token_budget: limits.tokens as u32,
+            prefill_budget: None,
             max_prefill_chunk: None,
             context_length: (options.context + options.decode_steps + options.slack()) as u32,
             watermark_blocks: 0,

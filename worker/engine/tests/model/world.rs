@@ -119,6 +119,8 @@ impl World {
         if let Some(chunk) = config.max_prefill_chunk {
             assert!(plan.sequences.iter().all(|s| s.query.len() <= chunk as usize));
         }
+        let n_prefill: usize = plan.sequences.iter().filter(|s| !s.is_decode()).map(|s| s.query.len()).sum();
+        assert!(n_prefill <= config.prefill_budget.map_or(usize::MAX, |budget| budget as usize));
         self.executor.receive(plan);
     }
 
