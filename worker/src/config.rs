@@ -31,6 +31,18 @@ pub enum WeightDtype {
     Int8,
 }
 
+/// What computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineKind {
+    /// The model.
+    #[default]
+    Model,
+    /// Nothing: a step takes the time that a profile says, and tokens are hashes of those before them. Model files are
+    /// still named, for whose identity and vocabulary they tell, but no weight is read.
+    Sim,
+}
+
 /// The `[worker]` table.
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -43,6 +55,11 @@ pub struct Config {
     pub advertise: String,
     /// Model files: a Hugging Face folder or a GGUF file.
     pub model: PathBuf,
+    /// What computes, `model` or `sim`.
+    pub engine: EngineKind,
+    /// With `sim`: a profile that every build knows (`mooncake`, `ascend-910b`, `cpu`, `instant`) or a TOML file. Block
+    /// size, batch and budgets are the profile's; `n_blocks` and `context_length` may say otherwise.
+    pub sim_profile: PathBuf,
     /// Folder that keeps packed weights, as large as the model, so that the next start reads them instead of packing:
     /// the eight files used last stay, and together they take at most half of what they and the disk's free space are;
     /// a model that alone takes more is not kept. Empty keeps none; absent takes `packed` in the model cache
@@ -110,6 +127,8 @@ impl Default for Config {
             listen: "127.0.0.1:0".to_owned(),
             advertise: String::new(),
             model: PathBuf::new(),
+            engine: EngineKind::Model,
+            sim_profile: PathBuf::from("instant"),
             packed_cache: None,
             model_name: String::new(),
             dtype: WeightDtype::Stored,

@@ -6,6 +6,7 @@ use thiserror::Error;
 
 use crate::engine_loop::EngineFailure;
 use crate::executor::ExecutorError;
+use crate::sim::ProfileError;
 
 /// What ends a worker, or keeps it from starting.
 #[derive(Debug, Error)]
@@ -22,6 +23,9 @@ pub enum Error {
     /// The model's files cannot be opened.
     #[error("cannot open the model")]
     Open(#[from] models::OpenError),
+    /// What is to be simulated is not known.
+    #[error("cannot simulate a worker")]
+    Profile(#[from] ProfileError),
     /// The model cannot be loaded onto the device.
     #[error("cannot load the model")]
     Load(#[from] models::LoadError),

@@ -16,6 +16,7 @@ mod report;
 mod run;
 pub mod sampler;
 mod service;
+pub mod sim;
 
 pub use config::Config;
 pub use engine_loop::EngineFailure;

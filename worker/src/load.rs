@@ -1,6 +1,7 @@
 //! From model files to an engine and its executor.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use contract::hash::HashKey;
 use contract::kv::BlockOrder;
@@ -12,11 +13,12 @@ use engine::{Engine, EngineConfig};
 use kernels::{CpuOps, CpuOptions, Ops};
 use models::{KvCache, LoadOptions, ModelFiles};
 
-use crate::config::Config;
+use crate::config::{Config, EngineKind};
 use crate::cores;
 use crate::error::Error;
 use crate::executor::{Executor, ModelExecutor, limits};
 use crate::packed::{Keeping, Unwritten};
+use crate::sim::{Device, Profile, SimExecutor};
 
 /// What a replica runs with.
 pub(crate) struct Loaded {
@@ -46,21 +48,28 @@ impl Memory {
     }
 }
 
-/// Opens and loads the configured model; takes seconds and blocks.
+/// Opens the configured model and loads what is to compute it; takes seconds and blocks.
 pub(crate) fn load(config: &Config) -> Result<Loaded, Error> {
     let began = clock::now();
     config.check()?;
     let key = config.key()?;
-    let isa = config.isa()?;
     let files = ModelFiles::open(&config.model)?;
+    match config.engine {
+        EngineKind::Model => load_model(config, &files, key, began),
+        EngineKind::Sim => load_sim(config, &files, key),
+    }
+}
+
+fn load_model(config: &Config, files: &ModelFiles, key: HashKey, began: Instant) -> Result<Loaded, Error> {
+    let isa = config.isa()?;
     let threads = cores::or_allowed(config.threads);
     let ops = Arc::new(CpuOps::new(&CpuOptions { dtype: config.compute_dtype(), threads, isa })?);
-    let engine_config = engine_config(config, &files, key)?;
+    let engine_config = engine_config(config, files, key)?;
     engine_config.validate()?;
     let limits = limits(&engine_config);
     let positions_max = Some(engine_config.length_max() as usize);
-    let keeping = Keeping::begin(config, &files, &ops);
-    let model = models::load(&files, Arc::clone(&ops) as Arc<dyn Ops>, LoadOptions { limits, positions_max })?;
+    let keeping = Keeping::begin(config, files, &ops);
+    let model = models::load(files, Arc::clone(&ops) as Arc<dyn Ops>, LoadOptions { limits, positions_max })?;
     let is_kept = keeping.is_some();
     let unwritten = keeping.and_then(|keeping| keeping.finish(&ops));
     let layout = model.kv_spec().layout(BlockOrder::HeadsFirst, config.block_size, config.cache_dtype());
@@ -83,14 +92,50 @@ pub(crate) fn load(config: &Config) -> Result<Loaded, Error> {
         warm_up_seconds = clock::now().duration_since(loaded).as_secs_f64(),
         "model loaded"
     );
-    let identity = identity(config, &files, &engine_config, &numerics)?;
+    let identity = identity(config, files, &engine_config, &numerics)?;
     Ok(Loaded { engine: Engine::new(engine_config)?, executor, identity, memory, unwritten })
+}
+
+fn load_sim(config: &Config, files: &ModelFiles, key: HashKey) -> Result<Loaded, Error> {
+    let profile = Profile::load(&config.sim_profile)?;
+    let profile = Profile {
+        n_blocks: config.n_blocks.unwrap_or(profile.n_blocks),
+        context_length: context_length(config, files)?.min(profile.context_length),
+        ..profile
+    };
+    let engine_config = EngineConfig {
+        max_waiting: config.max_waiting,
+        watermark_blocks: watermark_blocks(config, profile.n_blocks),
+        retry_after_ms: config.retry_after_ms,
+        ..profile.engine_config(key, files.model_fingerprint())
+    };
+    engine_config.validate()?;
+    let identity = identity(config, files, &engine_config, &format!("sim {}", profile.fingerprint()))?;
+    let executor = Box::new(SimExecutor::new(Device::new(&profile, identity.vocab_size)));
+    tracing::info!(
+        model = %config.model.display(),
+        profile = %config.sim_profile.display(),
+        n_blocks = engine_config.n_blocks,
+        context_length = engine_config.context_length,
+        "simulating"
+    );
+    Ok(Loaded { engine: Engine::new(engine_config)?, executor, identity, memory: Memory::default(), unwritten: None })
+}
+
+/// The model's longest sequence, or what is configured when that is less.
+fn context_length(config: &Config, files: &ModelFiles) -> Result<u32, Error> {
+    let native = small("context length", files.config().context_length)?;
+    Ok(config.context_length.map_or(native, |length| length.min(native)))
+}
+
+fn watermark_blocks(config: &Config, n_blocks: u32) -> u32 {
+    let watermark = u64::from(n_blocks) * u64::from(config.watermark_percent.min(90)) / 100;
+    u32::try_from(watermark).unwrap_or(0)
 }
 
 fn engine_config(config: &Config, files: &ModelFiles, hash_key: HashKey) -> Result<EngineConfig, Error> {
     let model = files.config();
-    let native = small("context length", model.context_length)?;
-    let context_length = config.context_length.map_or(native, |length| length.min(native));
+    let context_length = context_length(config, files)?;
     let row_bytes = config.cache_dtype().row_bytes(model.head_dim);
     let token_bytes = 2 * model.n_layers() * model.n_kv_heads * row_bytes;
     let n_blocks = config.pool_blocks(token_bytes.saturating_mul(config.block_size as usize), context_length);
@@ -102,7 +147,6 @@ fn engine_config(config: &Config, files: &ModelFiles, hash_key: HashKey) -> Resu
             "the pool holds less than one context; worker.kv_cache_mb makes it larger"
         );
     }
-    let watermark = u64::from(n_blocks) * u64::from(config.watermark_percent.min(90)) / 100;
     Ok(EngineConfig {
         block_size: config.block_size,
         n_blocks,
@@ -112,7 +156,7 @@ fn engine_config(config: &Config, files: &ModelFiles, hash_key: HashKey) -> Resu
         prefill_budget: None,
         max_prefill_chunk: config.max_prefill_chunk,
         context_length,
-        watermark_blocks: u32::try_from(watermark).unwrap_or(0),
+        watermark_blocks: watermark_blocks(config, n_blocks),
         retry_after_ms: config.retry_after_ms,
         hash_key,
         model: files.model_fingerprint(),

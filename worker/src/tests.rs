@@ -8,3 +8,4 @@ mod harness;
 mod kv;
 mod model;
 mod packed;
+mod sim;

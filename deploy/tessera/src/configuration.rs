@@ -29,6 +29,11 @@ pub(crate) struct Flags {
 }
 
 impl Flags {
+    /// Overrides one more value, after those that were given.
+    pub(crate) fn set(&mut self, path: &str, text: &str) {
+        self.sets.push(format!("{path}={}", toml::Value::from(text)));
+    }
+
     /// Reads the document.
     ///
     /// # Errors

@@ -58,7 +58,7 @@ enum Command {
     /// Run a router of a cluster
     Router(command::role::Args),
     /// Run a worker of a cluster
-    Worker(command::role::Args),
+    Worker(command::role::WorkerArgs),
     /// Print a shell's completion script
     Completions(command::completions::Args),
 }
@@ -91,7 +91,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             Command::Model(args) => command::model::run(args).await,
             Command::Scheduler(args) => Box::pin(command::role::run(role::Role::Scheduler, args)).await,
             Command::Router(args) => Box::pin(command::role::run(role::Role::Router, args)).await,
-            Command::Worker(args) => Box::pin(command::role::run(role::Role::Worker, args)).await,
+            Command::Worker(args) => Box::pin(command::role::run(role::Role::Worker, args.into_args())).await,
             Command::Completions(_) | Command::Bench(_) => Ok(()),
         }
     });

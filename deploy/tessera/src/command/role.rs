@@ -16,6 +16,7 @@ const EXAMPLES: &str = "\
 Examples:
   tessera scheduler --config cluster.toml
   tessera worker --config cluster.toml --set worker.listen=0.0.0.0:7000 --set worker.id=worker-3
+  tessera worker --config cluster.toml --engine sim --profile ascend-910b
   tessera router --config cluster.toml --check-config
 
 Prints `listening role=ROLE what=grpc|http address=ADDR` for each address it listens on.
@@ -39,6 +40,33 @@ pub(crate) struct Args {
     /// one
     #[arg(long, hide = true)]
     with_parent: bool,
+}
+
+/// What `tessera worker` takes.
+#[derive(clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct WorkerArgs {
+    #[command(flatten)]
+    role: Args,
+    /// What computes: the model, or a simulation that takes the time a profile says and loads no weights
+    #[arg(long, value_parser = ["model", "sim"])]
+    engine: Option<String>,
+    /// Profile of the simulation: mooncake, ascend-910b, cpu, instant or a TOML file
+    #[arg(long, value_name = "FILE", requires = "engine")]
+    profile: Option<String>,
+}
+
+impl WorkerArgs {
+    /// The same, said by overrides.
+    pub(crate) fn into_args(self) -> Args {
+        let Self { mut role, engine, profile } = self;
+        for (path, flag) in [("worker.engine", engine), ("worker.sim_profile", profile)] {
+            if let Some(text) = flag {
+                role.configuration.set(path, &text);
+            }
+        }
+        role
+    }
 }
 
 /// Runs `role` until it is told to stop.
@@ -90,4 +118,31 @@ fn follow_parent(trigger: Trigger) -> Result<()> {
     };
     std::thread::Builder::new().name("parent".to_owned()).spawn(follow).context("cannot start a thread")?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+    use toml::Value;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Probe {
+        #[command(flatten)]
+        args: WorkerArgs,
+    }
+
+    #[test]
+    fn flags_of_a_simulated_worker_are_overrides() {
+        let flags = ["tessera", "--set", "worker.id=w", "--engine", "sim", "--profile", "my \"own\".toml"];
+        let document = Probe::parse_from(flags).args.into_args().configuration.load().unwrap();
+        let text = |path| document.get(path).and_then(Value::as_str);
+        assert_eq!((text("worker.id"), text("worker.engine")), (Some("w"), Some("sim")));
+        assert_eq!(text("worker.sim_profile"), Some("my \"own\".toml"));
+        let configured = role::configure(&document, Role::Worker).unwrap();
+        assert!(configured.unknown.is_empty(), "{:?}", configured.unknown);
+        assert!(Probe::try_parse_from(["tessera", "--profile", "cpu"]).is_err(), "a profile of what?");
+        assert!(Probe::try_parse_from(["tessera", "--engine", "steam"]).is_err());
+    }
 }

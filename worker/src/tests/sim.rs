@@ -1,0 +1,83 @@
+//! The simulated worker over real gRPC: answers, hits its cache and takes the time of its profile.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use contract::ids::Token;
+use contract::plan::SamplingSpec;
+use daemon::clock;
+
+use super::harness::{Worker, config, start_model};
+use super::model::fixture;
+use crate::Config;
+use crate::config::EngineKind;
+use crate::sim::answer;
+
+async fn start_sim(profile: &str) -> Worker {
+    let config = Config {
+        model: fixture("llama"),
+        engine: EngineKind::Sim,
+        sim_profile: PathBuf::from(profile),
+        n_blocks: Some(64),
+        ..config()
+    };
+    start_model(config).await
+}
+
+/// What a greedy request alone yields.
+fn alone(worker: &Worker, prompt: &[Token], n: usize) -> Vec<Token> {
+    let request = worker.request(prompt, n as u32);
+    let spec = SamplingSpec {
+        params: request.sampling,
+        logprobs: None,
+        n_prompt: prompt.len() as u32,
+        min_tokens: 0,
+        stop_token_ids: Vec::new(),
+        history: Vec::new(),
+    };
+    answer(prompt, &spec, worker.identity.vocab_size, 0.0, n)
+}
+
+#[tokio::test]
+async fn a_simulated_worker_answers_and_a_repeated_prompt_hits_its_cache() {
+    let worker = start_sim("instant").await;
+    assert_eq!(worker.identity.block_size, 16);
+    let prompt: Vec<Token> = (0..40).collect();
+    let expected = alone(&worker, &prompt, 30);
+    let first = worker.generate(&worker.request(&prompt, 30)).await.unwrap();
+    assert_eq!(first, (expected.clone(), 0));
+    let mut resumed = worker.request(&prompt, 30);
+    resumed.attempt = 1;
+    resumed.generated = expected[..10].to_vec();
+    assert_eq!(worker.generate(&resumed).await.unwrap(), (expected[10..].to_vec(), 40));
+    let many = (0..20_u32).map(|i| {
+        let (worker, prompt) = (&worker, [&prompt[..], &[i]].concat());
+        async move { (worker.generate(&worker.request(&prompt, 20)).await.unwrap(), alone(worker, &prompt, 20)) }
+    });
+    for ((tokens, cached), expected) in futures::future::join_all(many).await {
+        assert_eq!((tokens, cached), (expected, 32));
+    }
+    let blocks = worker.at_rest().await;
+    assert_eq!((blocks.total, blocks.is_conserved()), (64, true));
+    worker.shut_down();
+    worker.ended().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_simulated_worker_takes_the_time_of_its_profile() {
+    let worker = start_sim("cpu").await;
+    let began = clock::now();
+    let (tokens, _) = worker.generate(&worker.request(&[1, 2, 3], 11)).await.unwrap();
+    // 3 tokens of a prompt at 1,500 a second, then ten steps of 8.75 ms.
+    assert!(clock::now().duration_since(began) >= Duration::from_micros(2_000 + 10 * 8_750), "{tokens:?}");
+    worker.shut_down();
+    worker.ended().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_worker_without_a_profile_says_what_to_give() {
+    let config = Config { model: fixture("llama"), engine: EngineKind::Sim, sim_profile: "none".into(), ..config() };
+    let error =
+        crate::load::load(&config).err().map(|error| format!("{error}: {:?}", std::error::Error::source(&error)));
+    assert!(error.as_ref().is_some_and(|error| error.contains("none")), "{error:?}");
+}
