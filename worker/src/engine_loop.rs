@@ -12,13 +12,13 @@ use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
-use contract::cost::CostCoefficients;
+use contract::cost::StepLoad;
 use contract::error::RequestError;
 use contract::ids::{EngineId, RequestId};
 use contract::occupancy::Occupancy;
 use contract::stream::GenerateFrame;
 use daemon::clock;
-use engine::{Engine, Output, OutputEvent, PLANS_IN_FLIGHT_MAX};
+use engine::{CostFit, Engine, Output, OutputEvent, PLANS_IN_FLIGHT_MAX};
 use thiserror::Error;
 use tokio::sync::watch;
 
@@ -55,6 +55,7 @@ pub(crate) struct EngineLoop {
     kv: KvPublisher,
     occupancy: watch::Sender<Occupancy>,
     metrics: Metrics,
+    cost: CostFit,
     started: Instant,
     draining: Option<RequestError>,
     /// Reused from turn to turn.
@@ -183,7 +184,9 @@ impl EngineLoop {
             return Err(failure);
         }
         self.deliver();
-        self.metrics.stepped(&plan, took, overhead);
+        let load = StepLoad::of(&plan);
+        self.metrics.stepped(&load, took, overhead);
+        self.cost.observe(&load, took);
         self.engine.recycle(plan);
         Ok(())
     }
@@ -231,7 +234,7 @@ impl EngineLoop {
 
     fn publish(&mut self) {
         self.kv.publish(&mut self.engine);
-        let occupancy = self.engine.occupancy(self.id.clone(), CostCoefficients::default());
+        let occupancy = self.engine.occupancy(self.id.clone(), self.cost.coefficients());
         self.metrics.observe(&occupancy, self.engine.counters());
         self.occupancy.send_if_modified(|last| {
             let changed = *last != occupancy;

@@ -10,12 +10,14 @@
 //! | `batch` | makes a plan: who runs, preemption, admission |
 //! | `apply` | takes a step's output: tokens, stops, blocks to the index |
 //! | `sequence`, `queue`, `in_flight` | a request, those that wait, plans not applied |
+//! | `cost_fit` | what steps cost, from their times |
 //! | `block_pool`, `prefix_cache`, `lru` | blocks by reference count, their index and its events, order of eviction |
 
 mod apply;
 mod batch;
 mod block_pool;
 pub mod config;
+pub mod cost_fit;
 mod engine;
 mod in_flight;
 mod invariants;
@@ -26,5 +28,6 @@ mod queue;
 mod sequence;
 
 pub use config::{ConfigError, EngineConfig};
+pub use cost_fit::CostFit;
 pub use engine::{Engine, PLANS_IN_FLIGHT_MAX};
 pub use output::{ApplyError, Counters, Output, OutputEvent, SequenceKey};

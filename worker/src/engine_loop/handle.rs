@@ -11,7 +11,7 @@ use contract::ids::EngineId;
 use contract::occupancy::Occupancy;
 use contract::request::GenerateRequest;
 use daemon::clock;
-use engine::Engine;
+use engine::{CostFit, Engine};
 use tokio::sync::{oneshot, watch};
 
 use super::metrics::Metrics;
@@ -88,6 +88,7 @@ pub(crate) fn assemble(
         kv: KvPublisher::new(bounds.kv_batches_max),
         occupancy,
         metrics,
+        cost: CostFit::default(),
         started: clock::now(),
         draining: None,
         events: VecDeque::new(),

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use contract::cost::StepLoad;
 use contract::error::RequestError;
 use contract::occupancy::Occupancy;
-use contract::plan::ForwardPlan;
 use daemon::telemetry::metrics::{Counter, Gauge, Histogram, Scope, scope};
 use daemon::telemetry::names;
 use engine::Counters;
@@ -52,13 +52,11 @@ impl Metrics {
     }
 
     /// Counts a step, the time it took and the time lost around its kernels.
-    pub(super) fn stepped(&self, plan: &ForwardPlan, took: Duration, overhead: Duration) {
+    pub(super) fn stepped(&self, load: &StepLoad, took: Duration, overhead: Duration) {
         self.step_duration.observe(took.as_secs_f64());
         self.step_overhead.observe(overhead.as_secs_f64());
-        let is_decode = |n_query: usize, has_logits: bool| n_query == 1 && has_logits;
-        let decode = plan.sequences.iter().filter(|s| is_decode(s.query.len(), !s.logits_rows.is_empty())).count();
-        let prefill = plan.n_tokens() - decode;
-        for (histogram, n_tokens) in [(&self.prefill_tokens, prefill), (&self.decode_tokens, decode)] {
+        let tokens = [(&self.prefill_tokens, load.prefill_tokens), (&self.decode_tokens, load.decode_sequences)];
+        for (histogram, n_tokens) in tokens {
             if n_tokens > 0 {
                 histogram.observe(n_tokens as f64);
             }

@@ -1,17 +1,22 @@
-//! The simulated worker over real gRPC: answers, hits its cache and takes the time of its profile.
+//! The simulated worker over real gRPC: answers, hits its cache, takes the time of its profile and finds its costs.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use contract::ids::Token;
+use contract::hash::HashKey;
+use contract::ids::{DataRank, EngineId, Incarnation, Token, WorkerId};
+use contract::model::Fingerprint;
 use contract::plan::SamplingSpec;
 use daemon::clock;
+use engine::Engine;
+use futures::StreamExt as _;
 
-use super::harness::{Worker, config, start_model};
+use super::harness::{DEADLINE, Worker, config, request, start_model};
 use super::model::fixture;
 use crate::Config;
 use crate::config::EngineKind;
-use crate::sim::answer;
+use crate::engine_loop::{self, Bounds};
+use crate::sim::{Device, Profile, SimExecutor, answer};
 
 async fn start_sim(profile: &str) -> Worker {
     let config = Config {
@@ -80,4 +85,36 @@ async fn a_worker_without_a_profile_says_what_to_give() {
     let error =
         crate::load::load(&config).err().map(|error| format!("{error}: {:?}", std::error::Error::source(&error)));
     assert!(error.as_ref().is_some_and(|error| error.contains("none")), "{error:?}");
+}
+
+#[tokio::test]
+async fn an_engine_publishes_what_its_steps_cost() {
+    let text = "block_size = 4\nn_blocks = 64\nmax_running = 4\nprefill_budget = 64\ncontext_length = 200\n\
+                [timing]\nprefill_tokens_per_s = 1000\ndecode_base_ms = 4";
+    let profile = Profile::parse(text, "test").unwrap();
+    let engine = Engine::new(profile.engine_config(HashKey([1; 32]), Fingerprint([2; 16]))).unwrap();
+    let id = EngineId { worker: WorkerId::new("w-cost"), incarnation: Incarnation(1), data_rank: DataRank(0) };
+    let bounds = Bounds { reader_tokens_max: 1_000, kv_batches_max: 16 };
+    let executor = Box::new(SimExecutor::new(Device::new(&profile, 1_000)));
+    let (handle, mut thread) = engine_loop::start(id, engine, executor, bounds).unwrap();
+    let mut occupancy = handle.occupancy();
+    let before = occupancy.borrow().cost;
+    assert_eq!((before.prefill_ms(100, 0), before.decode_ms(1, 50)), (0.0, 0.0), "nothing is known yet");
+    for i in 0..4 {
+        let prompt: Vec<Token> = (0..30 + i).map(|token| token * 7 + i).collect();
+        let mut reader = handle.submit(request("m".into(), &prompt, 10)).unwrap();
+        while let Some(frame) = reader.next().await {
+            frame.unwrap();
+        }
+    }
+    // Sleeping takes longer than asked for, by how much is the machine's affair.
+    let is_near = |ms: f64, least: f64| ms > least * 0.9 && ms < least * 10.0;
+    let fitted =
+        occupancy.wait_for(|now| is_near(now.cost.prefill_ms(30, 0), 30.0) && is_near(now.cost.decode_ms(1, 40), 4.0));
+    let fitted = tokio::time::timeout(DEADLINE, fitted).await;
+    assert!(matches!(&fitted, Ok(Ok(_))), "{fitted:?}");
+    drop(fitted);
+    handle.stop(contract::error::RequestError::ShuttingDown("the test".to_owned()));
+    thread.ended().await.unwrap();
+    thread.join();
 }
