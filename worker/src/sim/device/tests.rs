@@ -316,7 +316,8 @@ fn entries_of_a_table_that_are_swapped_or_anothers_are_found() {
     assert!(hit(|table, _| table.swap(1, 2)).is_err());
     assert!(hit(|table, _| table.swap(0, 4)).is_err());
     for index in 0..5 {
-        let changes: [fn(&mut Vec<BlockId>, &[u32]); 5] = [
+        type Change = fn(&mut Vec<BlockId>, &[u32]);
+        let changes: [Change; 5] = [
             |table, other| table[0] = BlockId(other[0]),
             |table, other| table[1] = BlockId(other[1]),
             |table, other| table[2] = BlockId(other[2]),
