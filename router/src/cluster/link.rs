@@ -55,10 +55,10 @@ pub(super) async fn keep(cluster: Arc<Cluster>, peer: Peer) {
     let mut backoff_ms = least;
     let mut told_mismatch = None;
     loop {
-        let mut ready = Ready { cluster: &cluster, engines: Vec::new() };
-        let Err(lost) = Box::pin(link(&cluster, &peer, &mut ready)).await;
-        let was_ready = !ready.engines.is_empty();
-        drop(ready);
+        let mut linked = Linked { cluster: &cluster, engines: Vec::new(), is_ready: false };
+        let Err(lost) = Box::pin(link(&cluster, &peer, &mut linked)).await;
+        let was_ready = linked.is_ready;
+        drop(linked);
         if was_ready {
             backoff_ms = least;
         }
@@ -78,13 +78,15 @@ pub(super) async fn keep(cluster: Arc<Cluster>, peer: Peer) {
     }
 }
 
-/// Engines that are published for as long as this lives, also when the link's task is dropped.
-struct Ready<'a> {
+/// Engines that the directory follows, and that are published when ready, for as long as this lives, also when the link's
+/// task is dropped.
+struct Linked<'a> {
     cluster: &'a Cluster,
     engines: Vec<Arc<Engine>>,
+    is_ready: bool,
 }
 
-impl Drop for Ready<'_> {
+impl Drop for Linked<'_> {
     fn drop(&mut self) {
         if !self.engines.is_empty() {
             self.cluster.withdraw(&self.engines);
@@ -93,21 +95,22 @@ impl Drop for Ready<'_> {
     }
 }
 
-async fn link(cluster: &Cluster, peer: &Peer, ready: &mut Ready<'_>) -> Result<std::convert::Infallible, Lost> {
+async fn link(cluster: &Cluster, peer: &Peer, linked: &mut Linked<'_>) -> Result<std::convert::Infallible, Lost> {
     let channel = daemon::client::channel(&peer.address, &cluster.settings.channel)?;
     let client = WorkerClient::new(channel).max_decoding_message_size(FRAME_BYTES_MAX);
     let (identity, engines) = describe(cluster, peer, &client).await?;
-    let mut frames = watch(cluster, &client, &engines, &identity).await?;
-    ready.engines = engines;
-    cluster.publish(&ready.engines);
-    tracing::info!(worker = %peer.worker, address = %peer.address, n_engines = ready.engines.len(), "worker is ready");
+    linked.engines = engines;
+    let mut frames = watch(cluster, &client, &linked.engines, &identity).await?;
+    linked.is_ready = true;
+    cluster.publish(&linked.engines);
+    tracing::info!(worker = %peer.worker, address = %peer.address, n_engines = linked.engines.len(), "worker is ready");
     loop {
         let silence_ms = cluster.settings.kv_silence_ms_max;
         let frame = within(silence_ms, frames.message()).await??.ok_or(Lost::Ended)?;
-        if let Err(resync) = take(cluster, &ready.engines, frame)? {
+        if let Err(resync) = take(cluster, &linked.engines, frame)? {
             tracing::debug!(worker = %peer.worker, reason = resync.name(), "asks for a snapshot of cached blocks");
             cluster.metrics.resync(resync.name());
-            frames = watch(cluster, &client, &ready.engines, &identity).await?;
+            frames = watch(cluster, &client, &linked.engines, &identity).await?;
         }
         cluster.count_blocks();
     }
@@ -147,9 +150,8 @@ async fn watch(
     engines: &[Arc<Engine>],
     identity: &ModelIdentity,
 ) -> Result<Streaming<KvFrame>, Lost> {
-    {
-        let mut directory = cluster.directory();
-        engines.iter().for_each(|engine| directory.begin(&engine.id));
+    for engine in engines {
+        cluster.directory().begin(&engine.id);
     }
     let request = WatchKvRequest { identity: Some(identity.into()) };
     let timeout_ms = cluster.settings.handshake_timeout_ms;

@@ -8,8 +8,8 @@ mod outbox;
 mod supervise;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, MutexGuard};
 
 use arc_swap::ArcSwap;
 use contract::error::RequestError;
@@ -164,7 +164,7 @@ impl Cluster {
         self.changed.subscribe()
     }
 
-    fn directory(&self) -> MutexGuard<'_, PrefixDirectory> {
+    fn directory(&self) -> &PrefixDirectory {
         self.placer.directory()
     }
 
@@ -180,11 +180,11 @@ impl Cluster {
     /// Takes engines out, and all that is known of their caches.
     fn withdraw(&self, engines: &[Arc<Engine>]) {
         self.ready.rcu(|ready| {
-            ready.iter().filter(|known| engines.iter().all(|gone| gone.id != known.id)).cloned().collect::<Vec<_>>()
+            // Another link to the same engine may have published it anew.
+            let stays = |known: &&Arc<Engine>| engines.iter().all(|gone| !Arc::ptr_eq(gone, known));
+            ready.iter().filter(stays).cloned().collect::<Vec<_>>()
         });
-        let mut directory = self.directory();
-        engines.iter().for_each(|engine| directory.remove(&engine.id));
-        drop(directory);
+        engines.iter().for_each(|engine| self.directory().remove(&engine.id));
         self.count();
     }
 
@@ -195,7 +195,10 @@ impl Cluster {
     }
 
     fn count_blocks(&self) {
-        self.metrics.directory_blocks.set(i64::try_from(self.directory().n_blocks()).unwrap_or(i64::MAX));
+        let (directory, metrics) = (self.directory(), &self.metrics);
+        metrics.directory_blocks.set(i64::try_from(directory.n_blocks()).unwrap_or(i64::MAX));
+        metrics.directory_bytes.set(i64::try_from(directory.bytes()).unwrap_or(i64::MAX));
+        metrics.promises_missed.inc_by(directory.take_promises_missed());
     }
 
     fn see(&self, view: ClusterView) {

@@ -12,7 +12,7 @@ use contract::ids::{EngineId, Incarnation};
 use contract::ledger::{Ledger, LedgerEvent, PlacedWork, PlacementKey};
 use contract::occupancy::Occupancy;
 
-use super::directory::PrefixDirectory;
+use super::directory::{Match, PrefixDirectory};
 use super::{Candidate, Choice, Prediction, Reason, Room, RoutePolicy, Situation};
 
 /// What an engine is taken to cost before any has reported: only the order of candidates depends on it.
@@ -121,7 +121,7 @@ pub struct Placer {
     policy: &'static dyn RoutePolicy,
     settings: PlacerSettings,
     router: Incarnation,
-    directory: Mutex<PrefixDirectory>,
+    directory: PrefixDirectory,
     ledger: Mutex<Ledger>,
     n_placed: AtomicU64,
     turns: AtomicU64,
@@ -134,7 +134,7 @@ impl Placer {
             policy,
             settings,
             router,
-            directory: Mutex::new(PrefixDirectory::new(settings.directory_bytes_max)),
+            directory: PrefixDirectory::new(settings.directory_bytes_max),
             ledger: Mutex::default(),
             n_placed: AtomicU64::new(0),
             turns: AtomicU64::new(0),
@@ -152,8 +152,8 @@ impl Placer {
     }
 
     /// What is cached where.
-    pub fn directory(&self) -> MutexGuard<'_, PrefixDirectory> {
-        self.directory.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn directory(&self) -> &PrefixDirectory {
+        &self.directory
     }
 
     /// Chooses an engine for a prompt at `now`, promises it the prompt's blocks and enters the work into the ledger.
@@ -184,7 +184,7 @@ impl Placer {
             tokens_prompt: clamp(prompt.n_tokens),
             prefill_us: (prediction.prefill_ms * 1e3) as u64,
         };
-        self.directory().promise(&work.engine, prompt.hashes, now, now + self.settings.promise);
+        self.directory.promise(&work.engine, prompt.hashes, now, now + self.settings.promise);
         self.tell(LedgerEvent::Placed(key, work.clone()), now);
         let index = targets.iter().position(|target| *target.engine == work.engine).expect("it is one of the targets");
         Ok(Placed { index, decision, key, work })
@@ -257,10 +257,12 @@ impl Placer {
         now: Instant,
     ) -> Vec<Candidate<'a>> {
         let cost = usual_cost(targets.clone());
-        let (directory, ledger) = (self.directory(), self.ledger());
+        let matches = self.directory.lookup(prompt.hashes, now);
+        let ledger = self.ledger();
         let block_size = u64::from(prompt.block_size);
         let candidate = |target: &'a Target<'a>| {
-            let tokens_cached = directory.count(target.engine, prompt.hashes, now) as u64 * block_size;
+            let found = self.directory.slot(target.engine).map_or(Match::default(), |slot| matches.of(slot));
+            let tokens_cached = (found.n_blocks as u64 * block_size).min(prompt.n_tokens);
             let reported = target.occupancy;
             Candidate {
                 engine: target.engine,
@@ -274,8 +276,8 @@ impl Placer {
                     tokens_total: u64::from(occupancy.blocks.total) * block_size,
                 }),
                 cost: reported.map(|occupancy| occupancy.cost).filter(is_known).unwrap_or(cost),
-                tokens_cached: tokens_cached.min(prompt.n_tokens),
-                tokens_promised: 0,
+                tokens_cached,
+                tokens_promised: (found.n_promised as u64 * block_size).min(tokens_cached),
             }
         };
         targets.map(candidate).collect()

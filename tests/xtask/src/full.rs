@@ -28,6 +28,11 @@ const FULL: [(&str, &str, &[&str]); 7] = [
         "SmolLM2 in every format, computed in every way, against f32; writes accuracy.md",
         &["-p", "models", "--test", "accuracy"],
     ),
+    (
+        "directory",
+        "ten million prefixes come and go in the router's prefix directory, whose memory stays as it was",
+        &["-p", "router", "--lib", "directory"],
+    ),
     ("files", "random damage to model files is refused, never a panic", &["-p", "models"]),
 ];
 

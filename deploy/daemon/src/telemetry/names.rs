@@ -151,6 +151,12 @@ metrics! {
     /// Blocks that the router's prefix directory knows.
     DIRECTORY_BLOCKS = Gauge, Count, "tessera.prefix_directory.blocks", [],
         "Block locations in the prefix directory";
+    /// Memory of the router's prefix directory.
+    DIRECTORY_MEMORY = Gauge, Bytes, "tessera.prefix_directory.memory", [],
+        "Memory of the prefix directory";
+    /// Blocks of prompts just placed that their engine did not store soon.
+    DIRECTORY_PROMISES_MISSED = Counter, Count, "tessera.prefix_directory.promises_missed", [],
+        "Blocks that an engine was credited with because their prompt was placed there, and did not store in time";
     /// Snapshots asked for because events were missed.
     KV_EVENT_RESYNCS = Counter, Count, "tessera.kv_events.resyncs", ["reason"],
         "Snapshots of a worker's cached blocks asked for, by reason";
