@@ -78,6 +78,8 @@ pub struct Limits {
     /// Long texts that are tokenized at once.
     #[serde(deserialize_with = "at_least_one")]
     pub n_tokenizing_max: usize,
+    /// Memory for the tokens of parts of long texts, so that what prompts share is tokenized once; 0 remembers nothing.
+    pub tokenized_bytes_max: usize,
 }
 
 /// How workers are reached.
@@ -146,6 +148,7 @@ impl Default for Limits {
             stop_bytes_max: 1_024,
             request_timeout_ms: 3_600_000,
             n_tokenizing_max: 8,
+            tokenized_bytes_max: 64 << 20,
         }
     }
 }

@@ -37,6 +37,7 @@ impl ServedModel {
         let key = config.key()?;
         let files = ModelFiles::open(&config.model)?;
         let text = TextModel::open(&files).map_err(|source| text_error(&config.model, source))?;
+        let text = text.remembering(config.limits.tokenized_bytes_max);
         let name = if config.model_name.is_empty() { files.suggested_name() } else { &config.model_name };
         let small = |what, value: usize| u32::try_from(value).map_err(|_| Error::ModelValue { what, value });
         let identity = ModelIdentity {

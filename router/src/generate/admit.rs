@@ -10,7 +10,7 @@ use crate::cluster::Cluster;
 use crate::config::Limits;
 use crate::metrics::Metrics;
 use crate::model::ServedModel;
-use crate::text::{TextError, TextModel};
+use crate::text::TextError;
 
 /// Shared by both APIs.
 pub(crate) struct Service {
@@ -81,7 +81,7 @@ impl Service {
         text: String,
         add_special: Option<bool>,
     ) -> Result<Vec<Token>, RequestError> {
-        let is_long = TextModel::is_long(&text);
+        let is_long = self.model.text.is_long(&text);
         let tokens = self.compute(is_long, move |model| model.text.encode(&text, add_special)).await?;
         tokens.map_err(|error| text_error(field, &error))
     }

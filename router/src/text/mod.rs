@@ -2,12 +2,17 @@
 //!
 //! Pure: files are read by `models`, time comes in as an argument, and nothing here waits.
 
+mod added;
 mod chat_template;
+mod cuts;
 mod detokenizer;
 mod error;
+mod frame;
 mod gguf_tokenizer;
 mod model;
 mod output;
+mod parts;
+mod pieces;
 mod pre_tokenizer;
 mod python_json;
 mod sentencepiece;
@@ -15,6 +20,7 @@ mod stop;
 mod strftime;
 mod token_bytes;
 mod tokenizer;
+mod words;
 
 pub use chat_template::{ChatMessage, ChatOptions};
 pub use error::TextError;

@@ -33,11 +33,11 @@ enum Cut {
     Gpt2,
 }
 
-const LLAMA3: &str = concat!(
+pub(super) const LLAMA3: &str = concat!(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*",
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
-const QWEN2: &str = concat!(
+pub(super) const QWEN2: &str = concat!(
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*",
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 );
@@ -129,6 +129,27 @@ const TABLE: &[PreTokenizer] = &[
         ..PLAIN
     },
 ];
+
+/// The pattern of the byte-level step, for tokenizers that spell it out.
+pub(super) const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+
+/// Patterns after each of which every run of letters and every number has ended where ASCII of another kind but an
+/// apostrophe follows, and which look at what follows a match for white space only.
+const WORDS: [&str; 6] = [LLAMA3, QWEN2, TEKKEN, GPT_4O, DEEPSEEK_V3, GPT2];
+
+/// Patterns that match within such a run only, so that they do nothing where it ends.
+const WITHIN_WORDS: [&str; 4] =
+    [r"\p{N}{1,3}", r"\p{N}", CJK_V3, "[\u{4E00}-\u{9FA5}\u{3040}-\u{309F}\u{30A0}-\u{30FF}]+"];
+
+/// Whether each word and number that `pattern` leaves ends where other ASCII but an apostrophe follows, whatever comes
+/// after; none when that is not known.
+pub(super) fn ends_words(pattern: &str) -> Option<bool> {
+    match pattern {
+        _ if WORDS.contains(&pattern) => Some(true),
+        _ if WITHIN_WORDS.contains(&pattern) => Some(false),
+        _ => None,
+    }
+}
 
 const PLAIN: PreTokenizer = PreTokenizer { names: &[], cuts: &[], ignore_merges: false, normalize_nfc: false };
 

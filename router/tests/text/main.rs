@@ -4,6 +4,7 @@
 mod chat_templates;
 mod errors;
 mod gguf;
+mod prefixes;
 mod smollm2;
 mod streaming;
 

@@ -10,12 +10,14 @@ use serde_json::Value;
 use crate::read_json;
 use crate::streaming::{in_pieces, stream};
 
-static MODEL: LazyLock<Arc<TextModel>> = LazyLock::new(|| {
+pub static MODEL: LazyLock<Arc<TextModel>> = LazyLock::new(|| Arc::new(open_model()));
+
+pub fn open_model() -> TextModel {
     let Some(path) = std::env::var_os("TESSERA_TEST_MODEL") else {
         panic!("TESSERA_TEST_MODEL is not set: run this through `cargo xtask test`, which fetches the model");
     };
-    Arc::new(TextModel::open(&ModelFiles::open(path).unwrap()).unwrap())
-});
+    TextModel::open(&ModelFiles::open(path).unwrap()).unwrap()
+}
 
 fn ids(value: &Value) -> Vec<u32> {
     serde_json::from_value(value.clone()).unwrap()
