@@ -33,6 +33,7 @@ enum Wire<'a> {
     PromptTooLong { n_tokens: u64, limit: u64 },
     Unsupported { what: Cow<'a, str> },
     Overloaded { reason: Cow<'a, str>, retry_after_ms: u64 },
+    QuotaExceeded { tenant: Cow<'a, str>, quota: Cow<'a, str>, retry_after_ms: u64 },
     NoWorker { model: Cow<'a, str> },
     WorkerLost { worker: Cow<'a, str>, n_tokens: u32, reason: Cow<'a, str> },
     StalePlacement { reason: Cow<'a, str> },
@@ -51,8 +52,8 @@ pub fn to_status(error: &RequestError) -> Status {
     if let Ok(json) = serde_json::to_vec(&wire) {
         status.metadata_mut().insert_bin(ERROR_KEY, MetadataValue::from_bytes(&json));
     }
-    if let RequestError::Overloaded { retry_after_ms, .. } = error {
-        status.metadata_mut().insert(RETRY_AFTER_KEY, MetadataValue::from(*retry_after_ms));
+    if let Some(retry_after_ms) = error.retry_after_ms() {
+        status.metadata_mut().insert(RETRY_AFTER_KEY, MetadataValue::from(retry_after_ms));
     }
     status
 }
@@ -75,7 +76,9 @@ fn code(error: &RequestError) -> Code {
         RequestError::InvalidArgument { .. } | RequestError::PromptTooLong { .. } => Code::InvalidArgument,
         RequestError::UnknownModel { .. } => Code::NotFound,
         RequestError::Unsupported(_) => Code::Unimplemented,
-        RequestError::Overloaded { .. } | RequestError::SlowReader(_) => Code::ResourceExhausted,
+        RequestError::Overloaded { .. } | RequestError::QuotaExceeded { .. } | RequestError::SlowReader(_) => {
+            Code::ResourceExhausted
+        }
         RequestError::NoWorker { .. } | RequestError::WorkerLost { .. } | RequestError::ShuttingDown(_) => {
             Code::Unavailable
         }
@@ -96,6 +99,9 @@ fn to_wire(error: &RequestError) -> Wire<'_> {
         RequestError::Unsupported(what) => Wire::Unsupported { what: text(what) },
         RequestError::Overloaded { reason, retry_after_ms } => {
             Wire::Overloaded { reason: text(reason), retry_after_ms: *retry_after_ms }
+        }
+        RequestError::QuotaExceeded { tenant, quota, retry_after_ms } => {
+            Wire::QuotaExceeded { tenant: text(tenant), quota: text(quota), retry_after_ms: *retry_after_ms }
         }
         RequestError::NoWorker { model } => Wire::NoWorker { model: text(model) },
         RequestError::WorkerLost { worker, n_tokens, reason } => {
@@ -164,6 +170,9 @@ fn from_wire(error: Wire<'_>) -> RequestError {
         Wire::Overloaded { reason, retry_after_ms } => {
             RequestError::Overloaded { reason: reason.into_owned(), retry_after_ms }
         }
+        Wire::QuotaExceeded { tenant, quota, retry_after_ms } => {
+            RequestError::QuotaExceeded { tenant: tenant.into_owned(), quota: quota.into_owned(), retry_after_ms }
+        }
         Wire::NoWorker { model } => RequestError::NoWorker { model: model.into_owned() },
         Wire::WorkerLost { worker, n_tokens, reason } => {
             RequestError::WorkerLost { worker: worker.into_owned(), n_tokens, reason: reason.into_owned() }
@@ -207,6 +216,11 @@ mod tests {
             RequestError::PromptTooLong { n_tokens: 9, limit: 4 },
             RequestError::Unsupported("adapter".into()),
             RequestError::Overloaded { reason: "queue".into(), retry_after_ms: 250 },
+            RequestError::QuotaExceeded {
+                tenant: "t".into(),
+                quota: "6 requests per minute".into(),
+                retry_after_ms: 9,
+            },
             RequestError::NoWorker { model: "m".into() },
             RequestError::WorkerLost { worker: "w".into(), n_tokens: 3, reason: "reset".into() },
             RequestError::StalePlacement("incarnation".into()),
@@ -231,9 +245,16 @@ mod tests {
     }
 
     #[test]
-    fn overload_tells_any_client_when_to_come_back() {
-        let status = to_status(&RequestError::Overloaded { reason: "queue".into(), retry_after_ms: 250 });
-        assert_eq!(status.metadata().get(RETRY_AFTER_KEY).and_then(|v| v.to_str().ok()), Some("250"));
+    fn a_refusal_tells_any_client_when_to_come_back() {
+        let errors = [
+            RequestError::Overloaded { reason: "queue".into(), retry_after_ms: 250 },
+            RequestError::QuotaExceeded { tenant: "t".into(), quota: "6 at once".into(), retry_after_ms: 250 },
+        ];
+        for error in errors {
+            let status = to_status(&error);
+            assert_eq!(status.code(), Code::ResourceExhausted);
+            assert_eq!(status.metadata().get(RETRY_AFTER_KEY).and_then(|v| v.to_str().ok()), Some("250"));
+        }
     }
 
     #[test]
@@ -258,6 +279,7 @@ mod tests {
                 RequestError::UnknownModel { name: long.clone(), served: vec![piece.repeat(20); 1_000] },
                 RequestError::Unsupported(long.clone()),
                 RequestError::Overloaded { reason: long.clone(), retry_after_ms: u64::MAX },
+                RequestError::QuotaExceeded { tenant: long.clone(), quota: long.clone(), retry_after_ms: u64::MAX },
                 RequestError::NoWorker { model: long.clone() },
                 RequestError::WorkerLost { worker: long.clone(), n_tokens: 3, reason: long.clone() },
                 RequestError::StalePlacement(long.clone()),

@@ -42,6 +42,16 @@ pub enum RequestError {
         /// When to come back.
         retry_after_ms: u64,
     },
+    /// The tenant has used what it may ask for: come back later, or ask for a larger quota.
+    #[error("tenant {tenant} has used its {quota}; retry after {retry_after_ms} ms")]
+    QuotaExceeded {
+        /// Whose quota.
+        tenant: String,
+        /// The limit and what it counts.
+        quota: String,
+        /// When to come back.
+        retry_after_ms: u64,
+    },
     /// No worker serves the model now: come back later.
     #[error("no worker is ready for model {model:?}")]
     NoWorker {
@@ -87,6 +97,16 @@ impl RequestError {
         Self::InvalidArgument { field: field.into(), message: message.into() }
     }
 
+    /// When to come back, in milliseconds, where the error tells.
+    pub fn retry_after_ms(&self) -> Option<u64> {
+        match self {
+            Self::Overloaded { retry_after_ms, .. } | Self::QuotaExceeded { retry_after_ms, .. } => {
+                Some(*retry_after_ms)
+            }
+            _ => None,
+        }
+    }
+
     /// Lower-case name for metrics and error bodies: a bounded set.
     pub fn code(&self) -> &'static str {
         match self {
@@ -95,6 +115,7 @@ impl RequestError {
             Self::PromptTooLong { .. } => "context_length_exceeded",
             Self::Unsupported(_) => "unsupported",
             Self::Overloaded { .. } => "overloaded",
+            Self::QuotaExceeded { .. } => "quota_exceeded",
             Self::NoWorker { .. } => "no_worker",
             Self::WorkerLost { .. } => "worker_lost",
             Self::StalePlacement(_) => "stale_placement",

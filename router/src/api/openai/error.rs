@@ -32,7 +32,7 @@ impl IntoResponse for ApiError {
             }
             Self::Request(error) => {
                 let mut response = (status(&error), axum::Json(object(&error))).into_response();
-                if let RequestError::Overloaded { retry_after_ms, .. } = error {
+                if let Some(retry_after_ms) = error.retry_after_ms() {
                     let seconds = retry_after_ms.div_ceil(1000).max(1);
                     let headers = response.headers_mut();
                     headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
@@ -72,7 +72,7 @@ fn status(error: &RequestError) -> StatusCode {
             StatusCode::BAD_REQUEST
         }
         RequestError::UnknownModel { .. } => StatusCode::NOT_FOUND,
-        RequestError::Overloaded { .. } => StatusCode::TOO_MANY_REQUESTS,
+        RequestError::Overloaded { .. } | RequestError::QuotaExceeded { .. } => StatusCode::TOO_MANY_REQUESTS,
         RequestError::NoWorker { .. }
         | RequestError::WorkerLost { .. }
         | RequestError::StalePlacement(_)
