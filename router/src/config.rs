@@ -11,6 +11,7 @@ use daemon::server::ServerConfig;
 use membership::MembershipConfig;
 use serde::{Deserialize, Serialize};
 
+use crate::admission::AdmissionSettings;
 use crate::error::Error;
 use crate::route::placer::PlacerSettings;
 
@@ -42,6 +43,8 @@ pub struct Config {
     pub scheduler_addresses: Vec<String>,
     /// What a request may be.
     pub limits: Limits,
+    /// Who may ask for how much.
+    pub admission: AdmissionSettings,
     /// How workers are placed on and watched.
     pub workers: WorkerSettings,
     /// Lets web pages of any origin call the HTTP API.
@@ -129,6 +132,7 @@ impl Default for Config {
             membership: MembershipConfig::default(),
             scheduler_addresses: Vec::new(),
             limits: Limits::default(),
+            admission: AdmissionSettings::default(),
             workers: WorkerSettings::default(),
             cors: false,
             server: ServerConfig::default(),
@@ -224,6 +228,20 @@ mod tests {
             "limits.n_choices_max",
             "limits.request_timeout_ms",
             "limits.n_tokenizing_max",
+            "admission.first_token_goal_ms",
+            "admission.wait_ms_max",
+            "admission.order.patience_ms",
+            "admission.queue.n_requests_max",
+            "admission.queue.tokens_max",
+            "admission.queue.n_requests_per_tenant_max",
+            "admission.queue.tokens_per_tenant_max",
+            "admission.queue.n_scan_max",
+            "admission.queue.n_scan_per_tenant_max",
+            "admission.default.weight",
+            "admission.default.requests_per_minute",
+            "admission.default.tokens_per_minute",
+            "admission.default.n_concurrent_max",
+            "admission.default.burst_s",
             "workers.n_attempts_max",
             "workers.handshake_timeout_ms",
             "workers.kv_silence_ms_max",
@@ -236,7 +254,7 @@ mod tests {
             };
             read(1).unwrap();
             let error = read(0).unwrap_err();
-            let (_, key) = path.split_once('.').unwrap();
+            let (_, key) = path.rsplit_once('.').unwrap();
             assert!(error.source().unwrap().to_string().contains(key), "{path}: {error:?}");
         }
         let none = Document::parse("router.limits.n_stops_max = 0", "test").unwrap();

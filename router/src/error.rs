@@ -40,6 +40,15 @@ pub enum Error {
         /// Its value.
         value: usize,
     },
+    /// The table of tenants cannot be used.
+    #[error(transparent)]
+    Tenants(#[from] crate::admission::TenantsError),
+    /// A header's name is none.
+    #[error("router.admission.tenant_header {name:?} is no name of a header; give one such as x-tenant")]
+    TenantHeader {
+        /// The name given.
+        name: String,
+    },
     /// An address cannot be listened on.
     #[error(transparent)]
     Bind(#[from] BindError),

@@ -1,5 +1,6 @@
 //! Front door: gRPC and OpenAI HTTP, text, placement, streaming.
 
+pub mod admission;
 mod api;
 mod cluster;
 pub mod config;
