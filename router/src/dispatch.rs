@@ -130,7 +130,7 @@ impl Dispatch {
         let n_prompt_tokens = self.request.prompt.len() as u64;
         let placement = match self.placement.take() {
             Some(placement) => placement,
-            None => self.cluster.place(self.question, n_prompt_tokens, &self.blocks, &self.tried)?,
+            None => self.cluster.place_again(self.question, n_prompt_tokens, &self.blocks, &self.tried)?,
         };
         let Placement { engine, flight } = placement;
         self.tried.push(engine.id.clone());

@@ -15,6 +15,8 @@ pub(crate) struct Metrics {
     model: String,
     policy: &'static str,
     pub(crate) running: Gauge,
+    /// Requests that wait to be placed.
+    pub(crate) queued: Gauge,
     pub(crate) engines_ready: Gauge,
     pub(crate) engines_stale: Gauge,
     pub(crate) directory_blocks: Gauge,
@@ -49,6 +51,7 @@ impl Metrics {
         let three = |operation: &'static str, model: &str| vec![operation.to_owned(), model.to_owned(), String::new()];
         Self {
             running: scope.gauge(&names::ROUTER_REQUESTS, &["running"]),
+            queued: scope.gauge(&names::ROUTER_REQUESTS, &["queued"]),
             engines_ready: scope.gauge(&names::ROUTE_ENGINES, &["ready"]),
             engines_stale: scope.gauge(&names::ROUTE_ENGINES, &["stale"]),
             directory_blocks: scope.gauge(&names::DIRECTORY_BLOCKS, &[]),
@@ -87,6 +90,11 @@ impl Metrics {
 
     pub(crate) fn refused(&self, error: &RequestError) {
         self.scope.counter(&names::ADMISSION_REJECTIONS, &[error.code()]).inc();
+    }
+
+    /// The counter of tokens charged to tenants of one label.
+    pub(crate) fn tenant_tokens(&self, label: &str) -> Counter {
+        self.scope.counter(&names::TENANT_TOKENS, &[label])
     }
 
     pub(crate) fn resync(&self, reason: &'static str) {

@@ -41,6 +41,9 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
     let placer = Placer::new(policy, config.workers.placer(), incarnation);
     let cluster = Arc::new(Cluster::new(Arc::clone(&model), config.workers.clone(), Arc::clone(&metrics), placer));
 
+    let (limits, admission) = (config.limits.clone(), config.admission.clone());
+    let service = Arc::new(Service::new(model, Arc::clone(&cluster), limits, admission, metrics)?);
+
     let tasks = Tasks::new();
     let membership = membership::connect(&config.membership, &tasks)?;
     // What the streams at the end still need outlives the servers.
@@ -51,7 +54,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
 
     let readiness = Readiness::new();
     follow_readiness(&cluster, &readiness, &tasks, &watching);
-    let service = Arc::new(Service::new(model, cluster, config.limits.clone(), metrics));
+    follow_cluster(&service, &tasks, &watching);
     let routes = Routes::new(api::grpc::server(Arc::clone(&service)));
     let grpc_server = Server::new("router", config.server.clone())
         .grpc(routes)
@@ -87,6 +90,18 @@ fn member(config: &Config, incarnation: Incarnation, address: String) -> Member 
         draining: false,
         epoch: 0,
     }
+}
+
+/// Places requests that wait, as room appears, and keeps this router to its share of quotas.
+fn follow_cluster(service: &Arc<Service>, tasks: &Tasks, shutdown: &Shutdown) {
+    let (service, shutdown) = (Arc::clone(service), shutdown.clone());
+    tasks.spawn("placement", async move {
+        tokio::select! {
+            () = shutdown.triggered() => {}
+            () = service.place_waiting() => {}
+            () = service.share_quotas() => {}
+        }
+    });
 }
 
 /// Ready while at least one worker is.

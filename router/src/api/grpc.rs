@@ -14,7 +14,7 @@ use tonic::{Request, Response, Status};
 
 use super::span::span;
 use crate::decisions::Remembered;
-use crate::generate::{Event, Input, Operation, Options, Prompt, Question, Service};
+use crate::generate::{Event, Input, Operation, Options, Permit, Prompt, Question, Service};
 use crate::route::placer::{Considered, Decision};
 use crate::text::{ChatMessage, ChatOptions};
 
@@ -36,7 +36,7 @@ impl Inference for Grpc {
 
     async fn generate(&self, request: Request<wire::GenerateRequest>) -> Result<Response<Responses>, Status> {
         let (metadata, _, request) = request.into_parts();
-        let question = completion(request, &metadata).map_err(|error| self.refuse(&error))?;
+        let question = self.completion(request, &metadata).map_err(|error| self.refuse(&error))?;
         self.answer(question, &metadata).await
     }
 
@@ -50,6 +50,7 @@ impl Inference for Grpc {
         };
         let question = Question {
             operation: Operation::Chat,
+            tenant: self.0.admission.tenant(metadata.as_ref()),
             model: request.model,
             input: Input::Chat(messages, Box::new(chat)),
             options: options(request.options.unwrap_or_default(), &metadata),
@@ -62,9 +63,9 @@ impl Inference for Grpc {
         &self,
         request: Request<wire::TokenizeRequest>,
     ) -> Result<Response<wire::TokenizeResponse>, Status> {
-        let request = request.into_inner();
+        let (metadata, _, request) = request.into_parts();
         self.check(&request.model)?;
-        let _permit = self.0.admit().map_err(|error| self.refuse(&error))?;
+        let _permit = self.admit(&metadata)?;
         let tokens = self.0.encode("text", request.text, request.add_special_tokens).await;
         Ok(Response::new(wire::TokenizeResponse { tokens: tokens.map_err(|error| self.refuse(&error))? }))
     }
@@ -75,9 +76,9 @@ impl Inference for Grpc {
     ) -> Result<Response<wire::DetokenizeResponse>, Status> {
         /// More take longer than an async task may block.
         const LONG_TOKENS: usize = 4_096;
-        let request = request.into_inner();
+        let (metadata, _, request) = request.into_parts();
         self.check(&request.model)?;
-        let _permit = self.0.admit().map_err(|error| self.refuse(&error))?;
+        let _permit = self.admit(&metadata)?;
         let vocab_size = self.0.model.vocab_size();
         if let Some(token) = request.tokens.iter().find(|&&token| token >= vocab_size) {
             let message = format!("token id {token} is not in the vocabulary of {vocab_size}");
@@ -107,7 +108,7 @@ impl Inference for Grpc {
         let (metadata, _, request) = request.into_parts();
         let decisions = match request.subject {
             Some(Subject::Prompt(prompt)) => {
-                let question = completion(prompt, &metadata).map_err(|error| self.refuse(&error))?;
+                let question = self.completion(prompt, &metadata).map_err(|error| self.refuse(&error))?;
                 let decisions = self.0.foresee(question).await.map_err(|error| self.refuse(&error))?;
                 decisions.into_iter().map(|decision| placement(decision, None, None)).collect()
             }
@@ -123,22 +124,6 @@ impl Inference for Grpc {
         };
         Ok(Response::new(wire::ExplainResponse { policy: self.0.cluster.policy().to_owned(), decisions }))
     }
-}
-
-fn completion(request: wire::GenerateRequest, metadata: &MetadataMap) -> Result<Question, RequestError> {
-    use wire::generate_request::Prompt as Given;
-    let prompt = match request.prompt {
-        Some(Given::Text(text)) => Prompt::Text(text),
-        Some(Given::Tokens(tokens)) => Prompt::Tokens(tokens.ids),
-        None => return Err(RequestError::invalid("prompt", "is missing; give text or tokens")),
-    };
-    Ok(Question {
-        operation: Operation::Completion,
-        model: request.model,
-        input: Input::Prompts(vec![prompt]),
-        options: options(request.options.unwrap_or_default(), metadata),
-        is_stream: true,
-    })
 }
 
 fn placement(decision: Decision, n_considered: Option<usize>, first_token_ms: Option<f64>) -> wire::PlacementDecision {
@@ -168,6 +153,28 @@ fn placement(decision: Decision, n_considered: Option<usize>, first_token_ms: Op
 impl Grpc {
     fn check(&self, model: &str) -> Result<(), Status> {
         self.0.check_model(model).map_err(|error| self.refuse(&error))
+    }
+
+    fn completion(&self, request: wire::GenerateRequest, metadata: &MetadataMap) -> Result<Question, RequestError> {
+        use wire::generate_request::Prompt as Given;
+        let prompt = match request.prompt {
+            Some(Given::Text(text)) => Prompt::Text(text),
+            Some(Given::Tokens(tokens)) => Prompt::Tokens(tokens.ids),
+            None => return Err(RequestError::invalid("prompt", "is missing; give text or tokens")),
+        };
+        Ok(Question {
+            operation: Operation::Completion,
+            tenant: self.0.admission.tenant(metadata.as_ref()),
+            model: request.model,
+            input: Input::Prompts(vec![prompt]),
+            options: options(request.options.unwrap_or_default(), metadata),
+            is_stream: true,
+        })
+    }
+
+    fn admit(&self, metadata: &MetadataMap) -> Result<Permit, Status> {
+        let admission = &self.0.admission;
+        admission.admit(&admission.tenant(metadata.as_ref())).map_err(|error| self.refuse(&error))
     }
 
     fn refuse(&self, error: &RequestError) -> Status {

@@ -44,9 +44,15 @@ impl Flight {
         }
     }
 
+    /// Prompt tokens that are computed for it.
+    pub(crate) fn tokens_new(&self) -> u64 {
+        u64::from(self.work.tokens_new)
+    }
+
     fn tell(&self, event: LedgerEvent) {
         self.cluster.placer.tell(event.clone(), clock::now());
         self.cluster.ledger.outbox.put(event);
+        self.cluster.room.notify_one();
     }
 }
 

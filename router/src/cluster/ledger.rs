@@ -117,6 +117,7 @@ async fn follow(
 fn enter(cluster: &Cluster, others: &Others, changes: Vec<LedgerEvent>) {
     let now = clock::now();
     changes.into_iter().for_each(|event| cluster.placer.tell(event, now));
+    cluster.room.notify_one();
     cluster.metrics.ledger_placements.set(i64::try_from(others.n_placements()).unwrap_or(i64::MAX));
     cluster.metrics.ledger_routers.set(i64::try_from(others.n_routers()).unwrap_or(i64::MAX));
 }

@@ -17,6 +17,7 @@ use contract::ids::{EngineId, RequestId};
 use contract::view::{ClusterView, EngineView, Role};
 use daemon::telemetry::names::attribute;
 use proto::worker::v1::worker_client::WorkerClient;
+use tokio::sync::{Notify, watch};
 use tonic::transport::Channel;
 use tracing::field;
 
@@ -47,11 +48,15 @@ pub(crate) struct Cluster {
     pub(crate) settings: WorkerSettings,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) decisions: Decisions,
+    /// Told when an engine may have room that had none.
+    pub(crate) room: Notify,
+    /// Routers that are registered, this one included.
+    pub(crate) n_routers: watch::Sender<u32>,
     placer: Placer,
     ledger: SharedLedger,
     ready: ArcSwap<Vec<Arc<Engine>>>,
     view: ArcSwap<HashMap<EngineId, EngineView>>,
-    changed: tokio::sync::watch::Sender<usize>,
+    changed: watch::Sender<usize>,
 }
 
 /// Where a request was placed.
@@ -73,31 +78,71 @@ impl Cluster {
             settings,
             metrics,
             decisions: Decisions::default(),
+            room: Notify::new(),
+            n_routers: watch::Sender::new(1),
             placer,
             ledger,
             ready: ArcSwap::default(),
             view: ArcSwap::default(),
-            changed: tokio::sync::watch::Sender::new(0),
+            changed: watch::Sender::new(0),
         }
     }
 
-    /// Chooses an engine for a prompt of `request`, none of those in `tried`, and promises it the prompt's blocks.
+    /// Chooses another engine for a prompt of `request`, none of those in `tried`, and promises it the prompt's blocks.
     ///
     /// # Errors
     /// When no engine is ready.
-    pub(crate) fn place(
+    pub(crate) fn place_again(
         self: &Arc<Self>,
         request: RequestId,
         n_tokens: u64,
         blocks: &PromptBlocks,
         tried: &[EngineId],
     ) -> Result<Placement, RequestError> {
-        let (ready, view) = (self.ready.load(), self.view.load());
+        let ready = self.ready.load();
         let usable: Vec<&Arc<Engine>> = ready.iter().filter(|engine| !tried.contains(&engine.id)).collect();
-        let targets: Vec<Target<'_>> = usable.iter().map(|engine| target(engine, &view)).collect();
+        let placed = self.place_on(&usable, request, &prompt(n_tokens, blocks), false);
+        placed.map_err(|why| self.refusal(why))
+    }
+
+    /// Chooses an engine for a prompt of `request`, unless it has enough to do; with `is_overdue` the choice is among
+    /// those that have not.
+    ///
+    /// # Errors
+    /// Why it was not placed.
+    pub(crate) fn place_if_free(
+        self: &Arc<Self>,
+        request: RequestId,
+        n_tokens: u64,
+        blocks: &PromptBlocks,
+        is_overdue: bool,
+    ) -> Result<Placement, NotPlaced> {
+        let ready = self.ready.load();
+        let all: Vec<&Arc<Engine>> = ready.iter().collect();
+        let placed = self.place_on(&all, request, &prompt(n_tokens, blocks), true);
+        if !is_overdue || !matches!(placed, Err(NotPlaced::Busy { .. })) {
+            return placed;
+        }
+        let Ok(decision) = self.explain(n_tokens, blocks) else { return placed };
+        let ahead_ms = self.settings.dispatch_ahead_ms as f64;
+        let is_free = |engine: &&Arc<Engine>| {
+            decision.considered.iter().any(|one| one.engine == engine.id && one.prediction.wait_ms < ahead_ms)
+        };
+        let free: Vec<&Arc<Engine>> = ready.iter().filter(is_free).collect();
+        if free.is_empty() { placed } else { self.place_on(&free, request, &prompt(n_tokens, blocks), true) }
+    }
+
+    fn place_on(
+        self: &Arc<Self>,
+        engines: &[&Arc<Engine>],
+        request: RequestId,
+        prompt: &Prompt<'_>,
+        waits: bool,
+    ) -> Result<Placement, NotPlaced> {
+        let view = self.view.load();
+        let targets: Vec<Target<'_>> = engines.iter().map(|engine| target(engine, &view)).collect();
         let (now, random) = (daemon::clock::now(), daemon::random::u64());
-        let placed = self.placer.place(&targets, &prompt(n_tokens, blocks), false, now, random);
-        let Placed { index, decision, key, work } = placed.map_err(|why| self.refusal(why))?;
+        let Placed { index, decision, key, work } = self.placer.place(&targets, prompt, waits, now, random)?;
         let chosen = decision.chosen();
         let reason = decision.reason.name();
         tracing::debug!(engine = %chosen.engine, reason, tokens_cached = chosen.tokens_cached,
@@ -107,9 +152,9 @@ impl Cluster {
         span.record(attribute::ROUTE_REASON, reason);
         span.record(attribute::ROUTE_CACHED_TOKENS, chosen.tokens_cached);
         span.record(attribute::ROUTE_PREDICTED_MS, chosen.prediction.first_token_ms);
-        self.metrics.placed(if tried.is_empty() { reason } else { "replaced" });
+        self.metrics.placed(if waits { reason } else { "replaced" });
         self.decisions.put(request, key, decision, now);
-        Ok(Placement { engine: Arc::clone(usable[index]), flight: Flight::new(self, request, key, work) })
+        Ok(Placement { engine: Arc::clone(engines[index]), flight: Flight::new(self, request, key, work) })
     }
 
     /// Where a prompt would go now.
@@ -129,7 +174,8 @@ impl Cluster {
         self.placer.policy()
     }
 
-    fn refusal(&self, why: NotPlaced) -> RequestError {
+    /// The error of a request that is not placed.
+    pub(crate) fn refusal(&self, why: NotPlaced) -> RequestError {
         match why {
             NotPlaced::NoEngine => RequestError::NoWorker { model: self.model.name().to_owned() },
             NotPlaced::Busy { wait_ms } => RequestError::Overloaded {
@@ -160,7 +206,7 @@ impl Cluster {
     }
 
     /// Follows how many engines are ready.
-    pub(crate) fn changes(&self) -> tokio::sync::watch::Receiver<usize> {
+    pub(crate) fn changes(&self) -> watch::Receiver<usize> {
         self.changed.subscribe()
     }
 
@@ -192,6 +238,7 @@ impl Cluster {
         let n_ready = self.ready.load().len();
         self.metrics.engines_ready.set(n_ready as i64);
         self.changed.send_replace(n_ready);
+        self.room.notify_one();
     }
 
     fn count_blocks(&self) {
@@ -204,6 +251,7 @@ impl Cluster {
     fn see(&self, view: ClusterView) {
         let engines = view.engines.into_iter().map(|engine| (engine.engine.clone(), engine)).collect();
         self.view.store(Arc::new(engines));
+        self.room.notify_one();
     }
 }
 

@@ -1,6 +1,6 @@
 //! Which workers there should be, from membership and the scheduler's view, and a link with each of them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -120,6 +120,7 @@ struct Supervisor {
     shutdown: Shutdown,
     members: BTreeMap<Life, Known>,
     viewed: BTreeMap<Life, Known>,
+    routers: BTreeSet<MemberKey>,
     /// Epoch and version of the newest view.
     newest: (u64, u64),
     links: HashMap<Life, Link>,
@@ -127,14 +128,17 @@ struct Supervisor {
 
 impl Supervisor {
     fn new(cluster: Arc<Cluster>, tasks: Tasks, shutdown: Shutdown) -> Self {
-        let (members, viewed) = (BTreeMap::new(), BTreeMap::new());
-        Self { cluster, tasks, shutdown, members, viewed, newest: (0, 0), links: HashMap::new() }
+        let (members, viewed, routers) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        Self { cluster, tasks, shutdown, members, viewed, routers, newest: (0, 0), links: HashMap::new() }
     }
 
     async fn run(mut self, mut news: mpsc::Receiver<News>) {
         while let Some(item) = news.recv().await {
             match item {
-                News::Members(event) => self.take_members(event),
+                News::Members(event) => {
+                    self.take_members(event);
+                    self.count_routers();
+                }
                 News::View(view) => self.take_view(view),
             }
             self.adjust();
@@ -145,12 +149,15 @@ impl Supervisor {
         match event {
             WatchEvent::Snapshot(members) => {
                 self.members = members.iter().filter_map(|member| self.worker(member)).collect();
+                self.routers = members.iter().map(Member::key).filter(is_router).collect();
             }
             WatchEvent::Changed(member) => {
                 let known = self.worker(&member);
                 self.members.extend(known);
+                self.routers.extend(Some(member.key()).filter(is_router));
             }
             WatchEvent::Removed(key) => {
+                self.routers.remove(&key);
                 if let Some(life) = life(&key) {
                     self.members.remove(&life);
                     // The scheduler drops it too, but later; its next view tells anew.
@@ -158,6 +165,12 @@ impl Supervisor {
                 }
             }
         }
+    }
+
+    fn count_routers(&self) {
+        // This one counts even before it is registered.
+        let n_routers = u32::try_from(self.routers.len().max(1)).unwrap_or(u32::MAX);
+        self.cluster.n_routers.send_if_modified(|known| std::mem::replace(known, n_routers) != n_routers);
     }
 
     fn take_view(&mut self, view: ClusterView) {
@@ -219,6 +232,10 @@ impl Supervisor {
         until(&self.tasks, "worker link", &stopped, link::keep(Arc::clone(&self.cluster), peer));
         Link { stop, address, draining }
     }
+}
+
+fn is_router(key: &MemberKey) -> bool {
+    key.kind == MemberKind::Router
 }
 
 fn life(key: &MemberKey) -> Option<Life> {

@@ -13,7 +13,7 @@ impl Service {
     /// # Errors
     /// What is wrong with the question, or that no worker is ready.
     pub(crate) async fn foresee(&self, mut question: Question) -> Result<Vec<Decision>, RequestError> {
-        let _permit = self.admit()?;
+        let _permit = self.admission.admit(&question.tenant)?;
         let prepared = self.prepare(&mut question).await?;
         let decide = |prompt: &super::prepare::Prepared| {
             self.cluster.explain(prompt.requests[0].prompt.len() as u64, &prompt.blocks)

@@ -3,18 +3,25 @@
 mod admit;
 mod choice;
 mod explain;
+mod gate;
 mod options;
+mod place;
 mod prepare;
 mod record;
+mod service;
 mod stream;
+
+use std::sync::Arc;
 
 use contract::ids::Token;
 use contract::plan::SampledToken;
 
+use crate::admission::Tenant;
 use crate::text::{ChatMessage, ChatOptions};
 
-pub(crate) use admit::Service;
+pub(crate) use admit::Permit;
 pub(crate) use options::Options;
+pub(crate) use service::Service;
 
 /// What kind of question it is; values index metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +36,8 @@ pub(crate) enum Operation {
 #[derive(Debug)]
 pub(crate) struct Question {
     pub(crate) operation: Operation,
+    /// Who asks.
+    pub(crate) tenant: Arc<Tenant>,
     /// Empty takes the model that is served.
     pub(crate) model: String,
     pub(crate) input: Input,

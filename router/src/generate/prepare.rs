@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use contract::error::RequestError;
-use contract::ids::{RequestId, Token};
+use contract::ids::{RequestId, TenantId, Token};
 use contract::request::GenerateRequest;
 
-use super::admit::{Service, text_error};
 use super::options::{Options, seed_of};
+use super::service::{Service, text_error};
 use super::{Input, Prompt, Question};
 use crate::model::{PromptBlocks, ServedModel};
 
@@ -57,7 +57,8 @@ impl Service {
         let mut prepared = Vec::with_capacity(prompts.len());
         let seed = options.seed.unwrap_or_else(daemon::random::u64);
         for prompt in prompts {
-            prepared.push(self.prepare_prompt(prompt, options, seed).await.map_err(|error| options.rename(error))?);
+            let request = self.prepare_prompt(prompt, options, &question.tenant.name, seed).await;
+            prepared.push(request.map_err(|error| options.rename(error))?);
         }
         Ok(prepared)
     }
@@ -84,14 +85,20 @@ impl Service {
         Ok(encoded)
     }
 
-    async fn prepare_prompt(&self, prompt: Vec<Token>, options: &Options, seed: u64) -> Result<Prepared, RequestError> {
+    async fn prepare_prompt(
+        &self,
+        prompt: Vec<Token>,
+        options: &Options,
+        tenant: &TenantId,
+        seed: u64,
+    ) -> Result<Prepared, RequestError> {
         let context_length = self.cluster.context_length();
         let first = GenerateRequest {
             id: RequestId(daemon::random::u128()),
             attempt: 0,
             model: self.model.name().into(),
             generated: Vec::new(),
-            tenant: "default".into(),
+            tenant: tenant.clone(),
             cache_salt: options.cache_salt.clone(),
             adapter: options.adapter.clone(),
             priority: options.priority,

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use contract::error::RequestError;
 use daemon::telemetry::names::attribute;
-use tokio::sync::OwnedSemaphorePermit;
 use tracing::Span;
 
+use super::admit::Permit;
 use super::{Delta, Operation, Usage};
 use crate::metrics::{Counted, Metrics, Times, Tokens};
 
@@ -23,7 +23,7 @@ pub(super) struct Record {
     reasons: Vec<&'static str>,
     usage: Usage,
     is_over: bool,
-    _permit: OwnedSemaphorePermit,
+    permit: Permit,
     _running: Counted,
 }
 
@@ -33,7 +33,7 @@ impl Record {
         operation: Operation,
         span: Span,
         began: Instant,
-        permit: OwnedSemaphorePermit,
+        permit: Permit,
     ) -> Self {
         Self {
             metrics: Arc::clone(metrics),
@@ -45,15 +45,20 @@ impl Record {
             reasons: Vec::new(),
             usage: Usage::default(),
             is_over: false,
-            _permit: permit,
+            permit,
             _running: metrics.run(),
         }
     }
 
-    /// Tells the prompts' lengths and the number of choices.
-    pub(super) fn begin(&mut self, prompt_tokens: u32, n_choices: usize) {
+    /// Tells the prompts' lengths and the number of choices, and charges the tenant for the prompts.
+    ///
+    /// # Errors
+    /// `QuotaExceeded` when it has no tokens left.
+    pub(super) fn begin(&mut self, prompt_tokens: u32, n_choices: usize) -> Result<(), RequestError> {
+        self.permit.charge(u64::from(prompt_tokens))?;
         self.usage.prompt_tokens = prompt_tokens;
         self.n_tokens = vec![0; n_choices];
+        Ok(())
     }
 
     pub(super) fn span(&self) -> &Span {
@@ -83,8 +88,15 @@ impl Record {
         self.is_over = true;
         let times = Times { whole: self.elapsed(), first_token: self.first_token };
         self.metrics.finished(self.operation, times, self.tokens());
+        self.settle();
         self.describe();
         self.usage
+    }
+
+    /// The request ended before anything was computed for it.
+    pub(super) fn refuse(&mut self, error: &RequestError) {
+        self.permit.settle(0);
+        self.end_with(error.code());
     }
 
     /// The request ended badly.
@@ -96,7 +108,14 @@ impl Record {
         self.is_over = true;
         self.metrics.failed(self.operation, self.elapsed(), code, self.tokens());
         self.span.record(attribute::ERROR_TYPE, code);
+        self.settle();
         self.describe();
+    }
+
+    /// Cached tokens cost a tenant nothing.
+    fn settle(&mut self) {
+        let tokens = self.tokens();
+        self.permit.settle(tokens.input.saturating_sub(tokens.cached) + tokens.output);
     }
 
     fn describe(&self) {

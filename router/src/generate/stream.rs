@@ -4,14 +4,18 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use contract::error::RequestError;
-use contract::ids::RequestId;
-use futures::stream::{BoxStream, SelectAll, StreamExt as _, select_all, unfold};
+use contract::ids::{RequestId, Token};
+use futures::future::ready;
+use futures::stream::{BoxStream, SelectAll, StreamExt as _, once, select_all, unfold};
 use tracing::{Instrument as _, Span};
 
 use super::choice::{Choice, Progress};
+use super::gate::Claim;
+use super::place::Asked;
 use super::prepare::Prepared;
 use super::record::Record;
 use super::{Event, Question, Service};
+use crate::admission::Tenant;
 use crate::cluster::Placement;
 use crate::dispatch::{Dispatch, Job, deadline};
 use crate::text::{OutputOptions, OutputText};
@@ -24,7 +28,10 @@ pub(crate) struct Answer {
     pub(crate) events: BoxStream<'static, Result<Event, RequestError>>,
 }
 
-type Choices = SelectAll<BoxStream<'static, (u32, Result<Progress, RequestError>)>>;
+/// What comes of choices, each with its index.
+type News = BoxStream<'static, (u32, Result<Progress, RequestError>)>;
+
+type Choices = SelectAll<News>;
 
 impl Service {
     /// Checks a question, places its prompts and begins to answer.
@@ -46,17 +53,17 @@ impl Service {
         span: Span,
         began: Instant,
     ) -> Result<Answer, RequestError> {
-        let permit = self.admit()?;
+        let permit = self.admission.admit(&question.tenant)?;
         let id = RequestId(daemon::random::u128());
         let mut record = Record::new(&self.metrics, question.operation, span.clone(), began, permit);
         let choices = async {
             let prepared = self.prepare(&mut question).await?;
             let n_tokens = prepared.iter().map(|prompt| prompt.requests[0].prompt.len()).sum::<usize>();
             let n_choices = prepared.iter().map(|prompt| prompt.requests.len()).sum();
-            record.begin(u32::try_from(n_tokens).unwrap_or(u32::MAX), n_choices);
-            self.place(id, prepared, &question, began)
+            record.begin(u32::try_from(n_tokens).unwrap_or(u32::MAX), n_choices)?;
+            self.place(id, prepared, &question, began).await
         };
-        let choices = choices.instrument(span.clone()).await.inspect_err(|error| record.fail(error))?;
+        let choices = choices.instrument(span.clone()).await.inspect_err(|error| record.refuse(error))?;
         let n = question.options.n;
         let state = Some((choices, record));
         let events = unfold(state, move |state| async move {
@@ -82,15 +89,15 @@ impl Service {
         Ok(Answer { id, events: events.boxed() })
     }
 
-    fn place(
-        &self,
+    /// Places the first prompt, and has each other one placed when the answer begins, so that none waits for the others.
+    async fn place(
+        self: &Arc<Self>,
         id: RequestId,
         prepared: Vec<Prepared>,
         question: &Question,
         began: Instant,
     ) -> Result<Choices, RequestError> {
         let options = &question.options;
-        let deadline = deadline(began, self.limits.request_timeout_ms, options.timeout);
         let output = OutputOptions {
             stop: options.stop.clone(),
             skip_special: options.skip_special,
@@ -98,24 +105,67 @@ impl Service {
             min_tokens: options.min_tokens,
             continues: question.operation == super::Operation::Completion,
         };
-        let mut choices = Vec::new();
-        let mut index = 0;
-        for Prepared { requests, blocks } in prepared {
-            let n_prompt_tokens = requests[0].prompt.len() as u64;
-            let first = self.cluster.place(id, n_prompt_tokens, &blocks, &[])?;
-            // All choices go to one engine, where the first computes the prompt for the others.
-            let beside = |_| Placement { engine: Arc::clone(&first.engine), flight: first.flight.beside() };
-            let others: Vec<Placement> = (1..requests.len()).map(beside).collect();
-            for (request, placement) in requests.into_iter().zip(std::iter::once(first).chain(others)) {
-                let job = Job { question: id, request, blocks: Arc::clone(&blocks), deadline, placement };
-                let dispatch = Dispatch::new(Arc::clone(&self.cluster), job, Span::current());
-                let text = OutputText::new(Arc::clone(&self.model.text), output.clone());
-                let choice = Choice::new(index, dispatch, text, options.stop_token_ids.clone());
-                choices.push(unfold(choice, next).boxed());
-                index += 1;
-            }
-        }
-        Ok(select_all(choices))
+        let plan = Arc::new(Plan {
+            service: Arc::clone(self),
+            id,
+            tenant: Arc::clone(&question.tenant),
+            priority: options.priority,
+            deadline: deadline(began, self.limits.request_timeout_ms, options.timeout),
+            output,
+            stop_token_ids: options.stop_token_ids.clone(),
+            span: Span::current(),
+        });
+        let mut prompts = (0..).step_by(options.n as usize).zip(prepared);
+        let (index, first) = prompts.next().expect("a question without prompts was refused");
+        let first = plan.begin(index, first).await?;
+        let others = prompts.map(|(index, prompt)| {
+            let plan = Arc::clone(&plan);
+            let begun = async move {
+                let begun = plan.begin(index, prompt).await;
+                begun.map_or_else(
+                    |error| once(ready((index, Err(error)))).boxed(),
+                    |choices| select_all(choices).boxed(),
+                )
+            };
+            once(begun).flatten().boxed()
+        });
+        Ok(select_all(first.into_iter().chain(others)))
+    }
+}
+
+/// What all choices of a question have in common.
+struct Plan {
+    service: Arc<Service>,
+    id: RequestId,
+    tenant: Arc<Tenant>,
+    priority: i32,
+    deadline: Instant,
+    output: OutputOptions,
+    stop_token_ids: Vec<Token>,
+    span: Span,
+}
+
+impl Plan {
+    /// Places a prompt when it is its turn; its first choice has `index`.
+    async fn begin(&self, index: u32, prepared: Prepared) -> Result<Vec<News>, RequestError> {
+        let Prepared { requests, blocks } = prepared;
+        let service = &self.service;
+        let n_tokens = requests[0].prompt.len() as u64;
+        let asked = Asked { question: self.id, n_tokens, blocks: Arc::clone(&blocks), span: self.span.clone() };
+        let claim = Claim { tenant: &self.tenant, priority: self.priority, deadline: self.deadline };
+        let first = service.acquire(claim, asked).await?;
+        // All choices go to one engine, where the first computes the prompt for the others.
+        let beside = |_| Placement { engine: Arc::clone(&first.engine), flight: first.flight.beside() };
+        let others: Vec<Placement> = (1..requests.len()).map(beside).collect();
+        let placements = std::iter::once(first).chain(others);
+        let choice = |(index, (request, placement))| {
+            let blocks = Arc::clone(&blocks);
+            let job = Job { question: self.id, request, blocks, deadline: self.deadline, placement };
+            let dispatch = Dispatch::new(Arc::clone(&service.cluster), job, self.span.clone());
+            let text = OutputText::new(Arc::clone(&service.model.text), self.output.clone());
+            unfold(Choice::new(index, dispatch, text, self.stop_token_ids.clone()), next).boxed()
+        };
+        Ok((index..).zip(requests.into_iter().zip(placements)).map(choice).collect())
     }
 }
 

@@ -18,9 +18,15 @@ pub struct Reply {
 
 /// Sends a request and reads the head of its answer.
 pub async fn send(address: SocketAddr, method: &str, path: &str, body: &[u8]) -> Reply {
+    send_with(address, method, path, &[], body).await
+}
+
+/// The same with more headers.
+pub async fn send_with(address: SocketAddr, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Reply {
     let mut stream = TcpStream::connect(address).await.unwrap();
+    let more: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
     let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n{more}content-length: {}\r\n\r\n",
         body.len()
     );
     stream.write_all(head.as_bytes()).await.unwrap();

@@ -22,6 +22,7 @@ use crate::worker::Fake;
 const KEY: [u8; 32] = [7; 32];
 
 pub struct Place {
+    pub id: String,
     pub http: SocketAddr,
     pub grpc: SocketAddr,
     pub workers: Vec<Fake>,
@@ -95,6 +96,7 @@ impl Place {
             ..Config::default()
         };
         config.server.grace_ms = 2_000;
+        let id = config.id.clone();
         change(&mut config);
         tasks.spawn("router", async move { router::run(config, shutdown).await.unwrap() });
         let (mut http, mut grpc) = (None, None);
@@ -106,7 +108,7 @@ impl Place {
         }
         let (workers, leases) = (Vec::new(), Vec::new());
         let (http, grpc) = (http.unwrap(), grpc.unwrap());
-        let mut place = Self { http, grpc, workers, identity: identity(), leases, membership, tasks, stop };
+        let mut place = Self { id, http, grpc, workers, identity: identity(), leases, membership, tasks, stop };
         for _ in 0..n_workers {
             place.join().await;
         }

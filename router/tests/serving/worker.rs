@@ -34,6 +34,8 @@ pub struct State {
     pub is_stale: AtomicBool,
     /// Stop after that many tokens and keep the stream open; 0 is never.
     pub hold_after: AtomicUsize,
+    /// Send no first token as long as it is set.
+    pub is_held: AtomicBool,
     /// Fail after that many tokens as a broken connection does; 0 is never.
     pub break_after: AtomicUsize,
 }
@@ -132,6 +134,9 @@ impl Worker for Service {
         let stop = self.stop.clone();
         let frames = unfold(Some((0, counted, request, stop)), move |state| async move {
             let (position, counted, request, stop) = state?;
+            while position == 0 && counted.0.is_held.load(Ordering::SeqCst) && !stop.is_triggered() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
             if stop.is_triggered() || (break_after > 0 && position as usize == break_after) {
                 return Some((Err(Status::unavailable("connection reset")), None));
             }

@@ -2,7 +2,7 @@
 //!
 //! Names follow OpenTelemetry: dots, lowercase, UCUM units, `gen_ai.*` where the semantic conventions have one.
 //! Prometheus spells them with underscores, the unit as suffix, and `_total` for counters.
-//! Label values are bounded sets: states and reasons, never ids, tenants or prompts.
+//! Label values are bounded sets: states and reasons, tenants that the configuration names, never ids or prompts.
 
 /// What a metric measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,6 +148,9 @@ metrics! {
     /// Requests refused before placement.
     ADMISSION_REJECTIONS = Counter, Count, "tessera.admission.rejections", ["reason"],
         "Requests refused before placement, by reason";
+    /// Tokens that tenants are charged; `tenant` is a name of the configuration, or other.
+    TENANT_TOKENS = Counter, Count, "tessera.admission.tokens", ["tenant"],
+        "Uncached input tokens and output tokens, by tenant of the configuration";
     /// Blocks that the router's prefix directory knows.
     DIRECTORY_BLOCKS = Gauge, Count, "tessera.prefix_directory.blocks", [],
         "Block locations in the prefix directory";

@@ -17,6 +17,7 @@ use super::error::ApiError;
 use super::format::{Form, Logprobs};
 use super::sampling::{Shared, flag, or};
 use super::{Reply, read, reply};
+use crate::admission::Tenant;
 use crate::generate::{Input, Operation, Question, Service};
 use crate::text::{ChatMessage, ChatOptions};
 
@@ -105,7 +106,9 @@ pub(super) async fn serve(
     body: Body,
 ) -> Result<Response, ApiError> {
     let body = read(&service, &headers, body).await?;
-    let (question, form, include_usage) = question(&body).inspect_err(|error| service.metrics.refused(error))?;
+    let tenant = service.admission.tenant(&headers);
+    let (question, form, include_usage) =
+        question(&body, tenant).inspect_err(|error| service.metrics.refused(error))?;
     drop(body);
     let told = Reply {
         prefix: "chatcmpl",
@@ -118,7 +121,7 @@ pub(super) async fn serve(
     reply(service, &headers, question, told).await
 }
 
-fn question(body: &[u8]) -> Result<(Question, Form, bool), RequestError> {
+fn question(body: &[u8], tenant: Arc<Tenant>) -> Result<(Question, Form, bool), RequestError> {
     let mut request: Chat = parse(body)?;
     let mut options = request.shared.options()?;
     if let Some(max_tokens) = request.max_completion_tokens {
@@ -146,6 +149,7 @@ fn question(body: &[u8]) -> Result<(Question, Form, bool), RequestError> {
     let form = Form { is_chat: true, logprobs, token_ids: request.shared.return_token_ids };
     let question = Question {
         operation: Operation::Chat,
+        tenant,
         model: request.shared.model.unwrap_or_default(),
         input: Input::Chat(messages, Box::new(chat)),
         options,

@@ -15,6 +15,7 @@ use super::error::ApiError;
 use super::format::{Form, Logprobs};
 use super::sampling::Shared;
 use super::{Reply, read, reply};
+use crate::admission::Tenant;
 use crate::generate::{Input, Operation, Prompt, Question, Service};
 
 /// Tokens that OpenAI's API generates unless told.
@@ -52,7 +53,9 @@ pub(super) async fn serve(
     body: Body,
 ) -> Result<Response, ApiError> {
     let body = read(&service, &headers, body).await?;
-    let (question, form, include_usage) = question(&body).inspect_err(|error| service.metrics.refused(error))?;
+    let tenant = service.admission.tenant(&headers);
+    let (question, form, include_usage) =
+        question(&body, tenant).inspect_err(|error| service.metrics.refused(error))?;
     drop(body);
     let told = Reply {
         prefix: "cmpl",
@@ -65,7 +68,7 @@ pub(super) async fn serve(
     reply(service, &headers, question, told).await
 }
 
-fn question(body: &[u8]) -> Result<(Question, Form, bool), RequestError> {
+fn question(body: &[u8], tenant: Arc<Tenant>) -> Result<(Question, Form, bool), RequestError> {
     let mut request: Completion = parse(body)?;
     let mut options = request.shared.options()?;
     options.max_tokens.get_or_insert(DEFAULT_MAX_TOKENS.max(options.min_tokens));
@@ -80,6 +83,7 @@ fn question(body: &[u8]) -> Result<(Question, Form, bool), RequestError> {
     let form = Form { is_chat: false, logprobs, token_ids: request.shared.return_token_ids };
     let question = Question {
         operation: Operation::Completion,
+        tenant,
         model: request.shared.model.unwrap_or_default(),
         input: Input::Prompts(prompts),
         options,
