@@ -2,10 +2,12 @@
 
 pub(crate) mod bench;
 pub(crate) mod completions;
+pub(crate) mod destination;
 pub(crate) mod explain;
 pub(crate) mod generate;
 pub(crate) mod model;
 pub(crate) mod role;
+pub(crate) mod simulate;
 
 /// The arguments of one subcommand, as they stand after its name.
 #[cfg(test)]

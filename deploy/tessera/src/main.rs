@@ -25,6 +25,7 @@ Examples:
   tessera generate --chat \"Tell me a story\"        Ask as a user, with the model's chat template
   tessera explain --prompt \"Tell me a story\"       Which worker would take it, and why
   tessera bench serve --concurrency 1,8,32         Load a server, with percentiles and plots
+  tessera simulate --trace requests.jsonl          What that load would meet on a cluster
   tessera worker --config cluster.toml             Run one role of a cluster
   tessera completions bash > /etc/bash_completion.d/tessera
 
@@ -51,6 +52,8 @@ enum Command {
     Explain(command::explain::Args),
     /// Measure a server, a model or kernels
     Bench(command::bench::Args),
+    /// See what a load would meet on a cluster, in virtual time
+    Simulate(Box<command::simulate::Args>),
     /// List or fetch models
     Model(command::model::Args),
     /// Run a scheduler of a cluster
@@ -79,6 +82,7 @@ fn run(command: Command) -> anyhow::Result<()> {
     let command = match command {
         Command::Completions(args) => return command::completions::run(&args),
         Command::Bench(args) => return command::bench::run(args),
+        Command::Simulate(args) => return command::simulate::run(&args),
         command => command,
     };
     let runtime =
@@ -92,7 +96,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             Command::Scheduler(args) => Box::pin(command::role::run(role::Role::Scheduler, args)).await,
             Command::Router(args) => Box::pin(command::role::run(role::Role::Router, args)).await,
             Command::Worker(args) => Box::pin(command::role::run(role::Role::Worker, args.into_args())).await,
-            Command::Completions(_) | Command::Bench(_) => Ok(()),
+            Command::Completions(_) | Command::Bench(_) | Command::Simulate(_) => Ok(()),
         }
     });
     runtime.shutdown_timeout(LINGER);
@@ -109,7 +113,7 @@ mod tests {
     fn the_command_line_is_consistent_and_teaches_by_example() {
         let mut command = Cli::command();
         command.clone().debug_assert();
-        for name in ["serve", "generate", "explain", "bench", "model", "scheduler", "router", "worker"] {
+        for name in ["serve", "generate", "explain", "bench", "simulate", "model", "scheduler", "router", "worker"] {
             let help = command.find_subcommand_mut(name).unwrap().render_long_help().to_string();
             assert!(help.contains("Examples:"), "{name}: {help}");
         }

@@ -6,7 +6,7 @@ use serde_json::Value;
 use crate::run;
 
 /// Crate and layer. Arrows point strictly down.
-const LAYERS: [(&str, u32); 15] = [
+const LAYERS: [(&str, u32); 16] = [
     ("contract", 0),
     ("kernels", 0),
     ("daemon", 0),
@@ -18,6 +18,7 @@ const LAYERS: [(&str, u32); 15] = [
     ("scheduler", 3),
     ("worker", 3),
     ("bench", 4),
+    ("simulation", 4),
     ("tessera", 5),
     ("tests", 5),
     ("xtask", 5),

@@ -1,6 +1,5 @@
 //! `tessera bench`: load on a server, timings of a model in this process, timings of single kernels.
 
-mod destination;
 mod engine;
 mod kernels;
 mod router;

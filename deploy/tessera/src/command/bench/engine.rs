@@ -8,8 +8,8 @@ use clap::ValueEnum;
 use contract::kv::KvDtype;
 use kernels::{ComputeDtype, Isa};
 
-use super::destination::{Destination, report};
 use super::once;
+use crate::command::destination::{Destination, report};
 use crate::model::{Cache, DEMO_NAME, Source, resolve};
 use crate::output;
 

@@ -8,9 +8,9 @@ use bench::operators::{FORMATS, Operator, OperatorOptions, operators};
 use clap::ValueEnum;
 use kernels::{Isa, WeightFormat};
 
-use super::destination::{Destination, report};
 use super::engine::{Dtype, Kv};
 use super::once;
+use crate::command::destination::{Destination, report};
 use crate::output;
 
 const EXAMPLES: &str = "\

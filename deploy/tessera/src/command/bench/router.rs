@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Result;
 use bench::overhead::{OverheadOptions, overhead};
 
-use super::destination::{Destination, report};
+use crate::command::destination::{Destination, report};
 use crate::output;
 
 const EXAMPLES: &str = "\

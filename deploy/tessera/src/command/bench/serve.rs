@@ -13,7 +13,7 @@ use bench::serve::{
 };
 use daemon::shutdown::Shutdown;
 
-use super::destination::{Destination, page, report};
+use crate::command::destination::{Destination, page, report};
 use crate::output;
 
 const EXAMPLES: &str = "\

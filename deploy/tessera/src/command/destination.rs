@@ -12,13 +12,13 @@ use crate::output;
 ///
 /// What it holds stays until there is a report to take its place.
 #[derive(Debug)]
-pub(super) struct Destination {
+pub(crate) struct Destination {
     path: PathBuf,
 }
 
 impl Destination {
     /// Checks that `path` can be written; `-` is standard output.
-    pub(super) fn open(path: &Path) -> Result<Self> {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
         let destination = Self { path: path.to_owned() };
         let is_new = !path.exists();
         if !destination.is_standard_output() && (is_new || path.is_file()) {
@@ -32,7 +32,7 @@ impl Destination {
     }
 
     /// Checks that both can be written and are not the same.
-    pub(super) fn open_both(json: Option<&Path>, html: Option<&Path>) -> Result<(Option<Self>, Option<Self>)> {
+    pub(crate) fn open_both(json: Option<&Path>, html: Option<&Path>) -> Result<(Option<Self>, Option<Self>)> {
         if let (Some(json), Some(html)) = (json, html)
             && absolute(json).ok() == absolute(html).ok()
         {
@@ -56,7 +56,7 @@ impl Destination {
 }
 
 /// Prints tables, unless JSON takes their place, and writes the JSON.
-pub(super) fn report(tables: &str, json: Option<Destination>, value: &impl Serialize) -> Result<()> {
+pub(crate) fn report(tables: &str, json: Option<Destination>, value: &impl Serialize) -> Result<()> {
     if !json.as_ref().is_some_and(Destination::is_standard_output) {
         output::line(tables);
     }
@@ -67,7 +67,7 @@ pub(super) fn report(tables: &str, json: Option<Destination>, value: &impl Seria
 }
 
 /// Writes the page.
-pub(super) fn page(html: Option<Destination>, text: impl FnOnce() -> String) -> Result<()> {
+pub(crate) fn page(html: Option<Destination>, text: impl FnOnce() -> String) -> Result<()> {
     html.map_or(Ok(()), |html| html.write(text()))
 }
 

@@ -1,0 +1,240 @@
+//! The whole cluster under virtual time.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use contract::view::{MemberKey, MemberKind};
+use membership::WatchEvent;
+
+use crate::book::Book;
+use crate::checker::{Violation, check_credit, check_rest};
+use crate::event::{Event, KvMessage, ToRouter, ToScheduler};
+use crate::faults::{self, Fault};
+use crate::network::Network;
+use crate::options::Options;
+use crate::prepared::Prepared;
+use crate::random::Random;
+use crate::router::{Router, RouterSettings, Surroundings};
+use crate::scheduler::{Scheduler, member};
+use crate::worker::Worker;
+
+/// Time until a lease that nobody renews is over.
+const LEASE_MS: f64 = 2_000.0;
+/// Time until routers hear of a member, at most.
+const MEMBERSHIP_MS_MAX: f64 = 60.0;
+/// After so long nothing is on its way: several heartbeats, lost messages made good.
+const QUIESCENCE: Duration = Duration::from_secs(12);
+
+/// Everything there is.
+pub(crate) struct Cluster<'a> {
+    prepared: &'a Prepared,
+    network: Network,
+    scheduler: Scheduler,
+    routers: Vec<Router>,
+    workers: Vec<Worker>,
+    book: Book,
+    /// The router of each request.
+    entrances: Vec<u32>,
+    is_checked: bool,
+}
+
+/// What is left of a run.
+pub(crate) struct Finished {
+    pub(crate) book: Book,
+    pub(crate) workers: Vec<Worker>,
+    /// When the last request ended.
+    pub(crate) took: Duration,
+    pub(crate) n_events: u64,
+}
+
+impl<'a> Cluster<'a> {
+    pub(crate) fn new(prepared: &'a Prepared, options: &Options) -> Self {
+        let &Options { n_routers, n_workers, seed, .. } = options;
+        let is_checked = options.checks || options.faults;
+        let origin = daemon::clock::now();
+        let mut network = Network::new(n_routers, n_workers, options.delays, origin, Random::new(seed, 3));
+        let settings = RouterSettings {
+            policy: options.policy,
+            placer: options.placer,
+            waiting: options.waiting,
+            planted: options.planted,
+        };
+        let mut cluster = Self {
+            prepared,
+            scheduler: Scheduler::new(n_routers),
+            routers: (0..n_routers).map(|index| Router::new(index, &settings, n_routers, n_workers)).collect(),
+            workers: (0..n_workers)
+                .map(|index| Worker::new(index, n_routers, prepared, network.random.draw(), is_checked))
+                .collect(),
+            book: Book::new(prepared.requests().len(), is_checked),
+            entrances: prepared.requests().iter().map(|_| network.random.below(n_routers as u64) as u32).collect(),
+            is_checked,
+            network,
+        };
+        cluster.begin(options);
+        cluster
+    }
+
+    /// Runs until every request has ended; `n_ended` counts them.
+    pub(crate) fn run(mut self, n_ended: &AtomicUsize) -> Result<Finished, Violation> {
+        let n_requests = self.book.n_open;
+        let mut n_events = 0_u64;
+        let mut ended: Option<Duration> = None;
+        while let Some(event) = self.network.next() {
+            n_events += 1;
+            if let Some(at) = ended
+                && self.network.now > at + QUIESCENCE
+            {
+                check_rest(&self.routers, &self.workers, &self.book, self.prepared, &self.network)?;
+                break;
+            }
+            self.take(event)?;
+            if n_events.is_multiple_of(1024) {
+                n_ended.store(n_requests - self.book.n_open, Ordering::Relaxed);
+            }
+            if self.book.n_open == 0 && ended.is_none() {
+                ended = Some(self.network.now);
+                if !self.is_checked {
+                    break;
+                }
+            }
+            if self.network.now > self.longest() {
+                return Err(Violation::Stuck { n: self.book.n_open });
+            }
+        }
+        n_ended.store(n_requests, Ordering::Relaxed);
+        Ok(Finished { book: self.book, workers: self.workers, took: ended.unwrap_or_default(), n_events })
+    }
+
+    /// Sets out who knows whom, and when requests arrive.
+    fn begin(&mut self, options: &Options) {
+        let Self { network, workers, routers, prepared, .. } = self;
+        let mut random = Random::new(options.seed, 4);
+        let arrivals = prepared.workload().arrivals(options.speed, &mut random);
+        let span = arrivals.last().map_or(Duration::ZERO, |&(at, _)| at);
+        for (at, request) in arrivals {
+            network.at(at + Duration::from_millis(1), Event::Arrive(request as u32));
+        }
+        if options.faults {
+            faults::draw(span, routers.len(), workers.len(), &mut Random::new(options.seed, 5), network);
+        }
+        self.scheduler.begin(workers, prepared, network);
+        for worker in workers.iter_mut() {
+            worker.begin(network);
+        }
+        for (index, worker) in workers.iter().enumerate() {
+            for (router, known) in routers.iter_mut().enumerate() {
+                known.know(index, worker.id.clone(), 0);
+                let message = KvMessage::Snapshot { sequence: 0, blocks: Vec::new() };
+                network
+                    .at(Duration::ZERO, Event::Router(router, ToRouter::Kv { worker: index, connection: 0, message }));
+            }
+        }
+        for worker in workers.iter_mut() {
+            (0..routers.len()).for_each(|router| worker.watch(router, 0));
+        }
+    }
+
+    fn take(&mut self, event: Event) -> Result<(), Violation> {
+        let Self { network, prepared, book, .. } = self;
+        match event {
+            Event::Arrive(request) => {
+                let router = self.entrances[request as usize] as usize;
+                if self.is_checked {
+                    check_credit(router, &self.routers, &self.workers, prepared.hashes(request), network)?;
+                }
+                self.routers[router].arrive(request, &mut Surroundings { prepared, book, network })
+            }
+            Event::Router(router, message) => {
+                self.routers[router].hear(message, &mut Surroundings { prepared, book, network })
+            }
+            Event::Worker(worker, message) => self.workers[worker].hear(message, prepared, network),
+            Event::Scheduler(message) => {
+                self.scheduler.hear(message, network);
+                Ok(())
+            }
+            Event::Fault(fault) => {
+                self.fail(fault);
+                Ok(())
+            }
+        }
+    }
+
+    fn fail(&mut self, fault: Fault) {
+        match fault {
+            Fault::Crash { worker } if self.workers[worker].is_up => {
+                let dead = &mut self.workers[worker];
+                dead.crash();
+                let key = MemberKey {
+                    kind: MemberKind::Worker,
+                    id: dead.id.worker.to_string(),
+                    incarnation: dead.id.incarnation,
+                };
+                let gone = ToScheduler::Member(WatchEvent::Removed(key));
+                self.network.after_ms(LEASE_MS, Event::Scheduler(gone));
+                (0..self.routers.len()).for_each(|router| self.network.disconnect(router, worker));
+            }
+            Fault::Restart { worker } if !self.workers[worker].is_up => {
+                self.workers[worker].restart(self.prepared, &mut self.network);
+                let changed = WatchEvent::Changed(member(&self.workers[worker], self.prepared));
+                let delay = self.network.random.between(0.0, MEMBERSHIP_MS_MAX);
+                self.network.after_ms(delay, Event::Scheduler(ToScheduler::Member(changed)));
+                (0..self.routers.len()).for_each(|router| self.introduce(router, worker));
+            }
+            Fault::Cut { router, worker } if !self.network.is_cut(router, worker) => {
+                self.network.cut(router, worker, true);
+                self.network.disconnect(router, worker);
+            }
+            Fault::Heal { router, worker } if self.network.is_cut(router, worker) => {
+                self.network.cut(router, worker, false);
+                self.introduce(router, worker);
+            }
+            Fault::Slow { worker, times } => self.workers[worker].slowness = times,
+            Fault::SchedulerDown | Fault::SchedulerUp => self.switch_scheduler(fault == Fault::SchedulerUp),
+            Fault::KvLoss { chance } => self.network.kv_loss = chance,
+            Fault::Calm => self.calm(),
+            Fault::Crash { .. } | Fault::Restart { .. } | Fault::Cut { .. } | Fault::Heal { .. } => {}
+        }
+    }
+
+    /// Lets a router find a worker, if it can be reached.
+    fn introduce(&mut self, router: usize, worker: usize) {
+        if self.workers[worker].is_up && !self.network.is_cut(router, worker) {
+            let connection = self.network.connection(router, worker);
+            let engine = self.workers[worker].id.clone();
+            let delay = self.network.random.between(0.0, MEMBERSHIP_MS_MAX);
+            self.network.after_ms(delay, Event::Router(router, ToRouter::Joined { worker, connection, engine }));
+        }
+    }
+
+    fn switch_scheduler(&mut self, is_up: bool) {
+        if self.network.is_scheduler_up == is_up {
+            return;
+        }
+        self.network.is_scheduler_up = is_up;
+        if is_up {
+            self.scheduler.begin(&self.workers, self.prepared, &mut self.network);
+        }
+        for router in 0..self.routers.len() {
+            let delay = self.network.random.between(0.0, 5.0);
+            self.network.after_ms(delay, Event::Router(router, ToRouter::Scheduler { is_up }));
+        }
+    }
+
+    /// Repairs what is still broken.
+    fn calm(&mut self) {
+        self.network.kv_loss = 0.0;
+        self.switch_scheduler(true);
+        for worker in 0..self.workers.len() {
+            self.workers[worker].slowness = 1.0;
+            self.fail(Fault::Restart { worker });
+            (0..self.routers.len()).for_each(|router| self.fail(Fault::Heal { router, worker }));
+        }
+    }
+
+    /// No run takes longer than this, or it does not end.
+    fn longest(&self) -> Duration {
+        let last = self.prepared.requests().last().map_or(Duration::ZERO, |request| request.after);
+        last * 100 + Duration::from_secs(100_000)
+    }
+}

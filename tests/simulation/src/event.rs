@@ -1,0 +1,140 @@
+//! What happens when: messages on their way, and a queue of them in virtual time.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use contract::hash::BlockHash;
+use contract::ids::{EngineId, Token};
+use contract::kv::KvDigest;
+use contract::kv::KvEvent;
+use contract::ledger::LedgerEvent;
+use contract::occupancy::Occupancy;
+use contract::view::ClusterView;
+use engine::Output;
+use membership::WatchEvent;
+
+use crate::faults::Fault;
+
+/// A place in the list of all requests.
+pub(crate) type RequestIdx = u32;
+
+/// Something that happens at one moment.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// A client asks.
+    Arrive(RequestIdx),
+    Router(usize, ToRouter),
+    Worker(usize, ToWorker),
+    Scheduler(ToScheduler),
+    Fault(Fault),
+}
+
+/// What a router hears.
+#[derive(Debug)]
+pub(crate) enum ToRouter {
+    /// News of requests that it placed.
+    Frames { worker: usize, connection: u32, outputs: Vec<Output> },
+    /// A worker's cache.
+    Kv { worker: usize, connection: u32, message: KvMessage },
+    /// The scheduler's view.
+    View(Arc<ClusterView>),
+    /// What another router placed, through the scheduler.
+    Ledger(LedgerEvent),
+    /// A worker can be reached, as this engine.
+    Joined { worker: usize, connection: u32, engine: EngineId },
+    /// A connection broke.
+    Lost { worker: usize, connection: u32 },
+    /// The scheduler came or went.
+    Scheduler { is_up: bool },
+    /// Time to look at what waits.
+    Retry,
+}
+
+/// What a worker tells of its cache.
+#[derive(Clone, Debug)]
+pub(crate) enum KvMessage {
+    Snapshot { sequence: u64, blocks: Vec<BlockHash> },
+    Events { sequence: u64, events: Arc<[KvEvent]> },
+    Heartbeat { sequence: u64, digest: KvDigest },
+}
+
+/// What a worker hears.
+#[derive(Debug)]
+pub(crate) enum ToWorker {
+    /// A request that a router placed here, and what was generated of it before.
+    Submit { router: usize, connection: u32, request: RequestIdx, attempt: u32, generated: Vec<Token> },
+    /// A router wants to follow the cache, from a snapshot on.
+    Watch { router: usize, connection: u32 },
+    /// A router's connection broke.
+    Lost { router: usize, connection: u32 },
+    /// The step that runs is over.
+    Done { life: u32 },
+    /// Time for a sign of life.
+    Heartbeat { life: u32 },
+    /// Time to report, if something has changed.
+    Report { life: u32 },
+}
+
+/// What the scheduler hears.
+#[derive(Debug)]
+pub(crate) enum ToScheduler {
+    Member(WatchEvent),
+    Report {
+        worker: usize,
+        occupancy: Box<Occupancy>,
+    },
+    Ledger {
+        from: usize,
+        event: LedgerEvent,
+    },
+    /// Time to publish what has changed.
+    Publish,
+}
+
+/// Events by time; those of one time in the order in which they were put in.
+#[derive(Debug, Default)]
+pub(crate) struct EventQueue {
+    heap: BinaryHeap<Entry>,
+    n_pushed: u64,
+}
+
+#[derive(Debug)]
+struct Entry {
+    at: Duration,
+    number: u64,
+    event: Event,
+}
+
+impl EventQueue {
+    pub(crate) fn push(&mut self, at: Duration, event: Event) {
+        self.heap.push(Entry { at, number: self.n_pushed, event });
+        self.n_pushed += 1;
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<(Duration, Event)> {
+        self.heap.pop().map(|Entry { at, event, .. }| (at, event))
+    }
+}
+
+impl Ord for Entry {
+    /// The heap yields the greatest, which is the earliest here.
+    fn cmp(&self, other: &Self) -> Ordering {
+        (other.at, other.number).cmp(&(self.at, self.number))
+    }
+}
+
+impl PartialOrd for Entry {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Entry {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Entry {}

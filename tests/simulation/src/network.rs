@@ -1,0 +1,197 @@
+//! Carries messages between routers, workers and the scheduler, with delays, in order per link, and not at all while cut.
+
+use std::time::{Duration, Instant};
+
+use contract::ledger::LedgerEvent;
+use contract::view::ClusterView;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+use crate::event::{Event, EventQueue, KvMessage, ToRouter, ToScheduler, ToWorker};
+use crate::random::Random;
+
+/// How long messages take.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Delays {
+    /// From a change of a worker's occupancy to the routers, by way of the scheduler, in milliseconds.
+    pub view_ms: f64,
+    /// From a change of a worker's cache to the routers, in milliseconds.
+    pub kv_ms: f64,
+    /// From a placement to the other routers, in milliseconds: at least,
+    pub ledger_ms_min: f64,
+    /// and at most.
+    pub ledger_ms_max: f64,
+    /// Of a request or an answer, in milliseconds, at most.
+    pub request_ms_max: f64,
+}
+
+impl Default for Delays {
+    fn default() -> Self {
+        Self { view_ms: 50.0, kv_ms: 50.0, ledger_ms_min: 2.0, ledger_ms_max: 5.0, request_ms_max: 1.0 }
+    }
+}
+
+/// Time until a broken connection is noticed when the other side does not say so, at most.
+const DETECTION_MS: f64 = 500.0;
+
+/// A connection between a router and a worker.
+#[derive(Clone, Copy, Debug, Default)]
+struct Link {
+    /// Counts connections; messages of earlier ones do not arrive.
+    connection: u32,
+    is_cut: bool,
+    /// Messages do not overtake one another.
+    last_request: Duration,
+    last_answer: Duration,
+    last_kv: Duration,
+}
+
+/// Everything on its way, and the clock.
+#[derive(Debug)]
+pub(crate) struct Network {
+    pub(crate) now: Duration,
+    origin: Instant,
+    pub(crate) random: Random,
+    delays: Delays,
+    events: EventQueue,
+    n_workers: usize,
+    links: Vec<Link>,
+    last_ledger: Vec<Duration>,
+    pub(crate) is_scheduler_up: bool,
+    /// Chance of a message about a cache to be lost, and of one to be late.
+    pub(crate) kv_loss: f64,
+}
+
+impl Network {
+    pub(crate) fn new(n_routers: usize, n_workers: usize, delays: Delays, origin: Instant, random: Random) -> Self {
+        Self {
+            now: Duration::ZERO,
+            origin,
+            random,
+            delays,
+            events: EventQueue::default(),
+            n_workers,
+            links: vec![Link::default(); n_routers * n_workers],
+            last_ledger: vec![Duration::ZERO; n_routers],
+            is_scheduler_up: true,
+            kv_loss: 0.0,
+        }
+    }
+
+    /// Virtual time as components take it.
+    pub(crate) fn instant(&self) -> Instant {
+        self.origin + self.now
+    }
+
+    /// The next event; time goes on to it.
+    pub(crate) fn next(&mut self) -> Option<Event> {
+        let (at, event) = self.events.pop()?;
+        debug_assert!(at >= self.now, "time does not go back");
+        self.now = at;
+        Some(event)
+    }
+
+    pub(crate) fn at(&mut self, at: Duration, event: Event) {
+        self.events.push(at, event);
+    }
+
+    pub(crate) fn after(&mut self, delay: Duration, event: Event) {
+        self.events.push(self.now + delay, event);
+    }
+
+    pub(crate) fn after_ms(&mut self, delay_ms: f64, event: Event) {
+        self.after(Duration::from_secs_f64(delay_ms.max(0.0) / 1e3), event);
+    }
+
+    /// The present connection of a router with a worker.
+    pub(crate) fn connection(&self, router: usize, worker: usize) -> u32 {
+        self.links[router * self.n_workers + worker].connection
+    }
+
+    /// Breaks a connection: both sides notice sooner or later.
+    pub(crate) fn disconnect(&mut self, router: usize, worker: usize) {
+        let link = self.link(router, worker);
+        let connection = link.connection;
+        link.connection += 1;
+        let noticed = [(); 2].map(|()| self.random.between(1.0, DETECTION_MS));
+        self.after_ms(noticed[0], Event::Router(router, ToRouter::Lost { worker, connection }));
+        self.after_ms(noticed[1], Event::Worker(worker, ToWorker::Lost { router, connection }));
+    }
+
+    /// Cuts a link or heals it.
+    pub(crate) fn cut(&mut self, router: usize, worker: usize, is_cut: bool) {
+        self.link(router, worker).is_cut = is_cut;
+    }
+
+    pub(crate) fn is_cut(&self, router: usize, worker: usize) -> bool {
+        self.links[router * self.n_workers + worker].is_cut
+    }
+
+    /// From a router to a worker.
+    pub(crate) fn request(&mut self, router: usize, worker: usize, message: ToWorker) {
+        let at = self.now + self.hop();
+        let link = self.link(router, worker);
+        if !link.is_cut {
+            link.last_request = at.max(link.last_request);
+            let at = link.last_request;
+            self.at(at, Event::Worker(worker, message));
+        }
+    }
+
+    /// From a worker to a router, in answer to requests.
+    pub(crate) fn answer(&mut self, router: usize, worker: usize, message: ToRouter) {
+        let at = self.now + self.hop();
+        let link = self.link(router, worker);
+        if !link.is_cut {
+            link.last_answer = at.max(link.last_answer);
+            let at = link.last_answer;
+            self.at(at, Event::Router(router, message));
+        }
+    }
+
+    /// From a worker to a router that follows its cache.
+    pub(crate) fn kv(&mut self, router: usize, worker: usize, connection: u32, message: KvMessage) {
+        if self.kv_loss > 0.0 && self.random.unit() < self.kv_loss {
+            return;
+        }
+        let late = if self.kv_loss > 0.0 { self.random.between(0.0, 4.0) } else { 1.0 };
+        let at = self.now + Duration::from_secs_f64(self.delays.kv_ms * late / 1e3);
+        let link = self.link(router, worker);
+        if !link.is_cut {
+            link.last_kv = at.max(link.last_kv);
+            let at = link.last_kv;
+            self.at(at, Event::Router(router, ToRouter::Kv { worker, connection, message }));
+        }
+    }
+
+    /// From a router to all others, through the scheduler; lost when there is none.
+    pub(crate) fn ledger(&mut self, from: usize, event: LedgerEvent) {
+        if self.last_ledger.len() == 1 || !self.is_scheduler_up {
+            return;
+        }
+        let ms = self.random.between(self.delays.ledger_ms_min, self.delays.ledger_ms_max);
+        let at = (self.now + Duration::from_secs_f64(ms / 1e3)).max(self.last_ledger[from]);
+        self.last_ledger[from] = at;
+        self.at(at, Event::Scheduler(ToScheduler::Ledger { from, event }));
+    }
+
+    /// From a worker to the scheduler: half the way to the routers.
+    pub(crate) fn report(&mut self, message: ToScheduler) {
+        if self.is_scheduler_up {
+            self.after_ms(self.delays.view_ms / 2.0, Event::Scheduler(message));
+        }
+    }
+
+    /// From the scheduler to a router: the other half.
+    pub(crate) fn view(&mut self, router: usize, view: Arc<ClusterView>) {
+        self.after_ms(self.delays.view_ms / 2.0, Event::Router(router, ToRouter::View(view)));
+    }
+
+    fn hop(&mut self) -> Duration {
+        Duration::from_secs_f64(self.random.unit() * self.delays.request_ms_max / 1e3)
+    }
+
+    fn link(&mut self, router: usize, worker: usize) -> &mut Link {
+        &mut self.links[router * self.n_workers + worker]
+    }
+}

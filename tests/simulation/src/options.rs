@@ -1,0 +1,141 @@
+//! What is simulated.
+
+use router::route::RoutePolicy;
+use router::route::placer::PlacerSettings;
+use router::route::policy;
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::network::Delays;
+
+/// A cluster and its load.
+#[derive(Clone)]
+pub struct Options {
+    /// Workers, at least one.
+    pub n_workers: usize,
+    /// Routers, at least one; each request comes to one of them by chance.
+    pub n_routers: usize,
+    /// How requests are placed.
+    pub policy: &'static dyn RoutePolicy,
+    /// What routers are told about placement.
+    pub placer: PlacerSettings,
+    /// Whether requests wait at the router while their engine has enough to do; none sends them at once.
+    pub waiting: Option<Waiting>,
+    /// How much faster than the workload requests arrive.
+    pub speed: f64,
+    /// Decides all that is random.
+    pub seed: u64,
+    /// How long messages take.
+    pub delays: Delays,
+    /// What a good request reaches.
+    pub goals: Goals,
+    /// Breaks things at random times.
+    pub faults: bool,
+    /// Checks invariants all the time, which takes time itself.
+    pub checks: bool,
+    /// A defect that the checks must find.
+    pub planted: Option<Planted>,
+}
+
+/// How requests wait at a router.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Waiting {
+    /// A request goes before those that came up to so many times the difference of both predicted prefills earlier.
+    pub slack: f64,
+    /// Requests that are looked at for each that may be placed.
+    pub n_scan_max: usize,
+}
+
+/// What a good request reaches.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Goals {
+    /// Longest time to the first token, in seconds.
+    pub ttft_s: f64,
+    /// Longest mean time between two tokens, in seconds.
+    pub tpot_s: f64,
+}
+
+/// A defect, for tests of the checks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Planted {
+    /// Routers take what any life of a worker says of its cache for the present one's.
+    SkipIncarnation,
+}
+
+/// Why nothing can be simulated.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[error("{field} is {value}; give {want}")]
+pub struct OptionsError {
+    /// Which value.
+    pub field: &'static str,
+    /// What it is.
+    pub value: f64,
+    /// What would do.
+    pub want: &'static str,
+}
+
+impl Default for Waiting {
+    fn default() -> Self {
+        Self { slack: 1.0, n_scan_max: 32 }
+    }
+}
+
+impl Default for Goals {
+    fn default() -> Self {
+        Self { ttft_s: 2.0, tpot_s: 0.1 }
+    }
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            n_workers: 8,
+            n_routers: 1,
+            policy: policy::by_name(policy::DEFAULT).expect("the default is one of them"),
+            placer: PlacerSettings {
+                promise: std::time::Duration::from_secs(10),
+                decode_ms_goal: f64::INFINITY,
+                dispatch_ahead_ms: 200.0,
+                directory_bytes_max: 1 << 30,
+            },
+            waiting: Some(Waiting::default()),
+            speed: 1.0,
+            seed: 0,
+            delays: Delays::default(),
+            goals: Goals::default(),
+            faults: false,
+            checks: false,
+            planted: None,
+        }
+    }
+}
+
+impl Options {
+    /// Checks every value.
+    ///
+    /// # Errors
+    /// The first that cannot be simulated.
+    pub fn check(&self) -> Result<(), OptionsError> {
+        let wrong = |field, value, want| Err(OptionsError { field, value, want });
+        for (field, n) in [("workers", self.n_workers), ("routers", self.n_routers)] {
+            if !(1..=10_000).contains(&n) {
+                return wrong(field, n as f64, "1 to 10000");
+            }
+        }
+        if !(self.speed > 0.0 && self.speed.is_finite()) {
+            return wrong("speed", self.speed, "a number above 0");
+        }
+        let Delays { view_ms, kv_ms, ledger_ms_min, ledger_ms_max, request_ms_max } = self.delays;
+        let delays = [
+            ("view delay", view_ms),
+            ("kv delay", kv_ms),
+            ("ledger delay", ledger_ms_min),
+            ("ledger delay", ledger_ms_max),
+            ("request delay", request_ms_max),
+        ];
+        match delays.into_iter().find(|&(_, ms)| !(0.0..=1e6).contains(&ms)) {
+            Some((field, ms)) => wrong(field, ms, "0 to 1000000 ms"),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! What a run showed, as text and as JSON.
+
+use std::fmt::Write as _;
+
+use engine::Counters;
+use serde::Serialize;
+
+use crate::book::Progress;
+use crate::cluster::Finished;
+use crate::distribution::Distribution;
+use crate::options::{Goals, Options};
+use crate::prepared::Prepared;
+
+/// What a run showed.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// What was asked.
+    pub workload: String,
+    /// How requests were placed.
+    pub policy: String,
+    /// Workers.
+    pub workers: usize,
+    /// Routers.
+    pub routers: usize,
+    /// How much faster than the workload requests arrived.
+    pub speed: f64,
+    /// Repeats the run.
+    pub seed: u64,
+    /// Requests.
+    pub requests: usize,
+    /// Requests that ended badly.
+    pub failed: usize,
+    /// Virtual time from the first arrival to the last end, in seconds.
+    pub duration_s: f64,
+    /// Time to the first token, in seconds.
+    pub ttft_s: Distribution,
+    /// Mean time between two tokens of a request, in seconds.
+    pub tpot_s: Distribution,
+    /// Time to the last token, in seconds.
+    pub e2e_s: Distribution,
+    /// What a good request reaches.
+    pub goals: Goals,
+    /// Part of requests that are good.
+    pub goodput: f64,
+    /// Good requests per second.
+    pub goodput_requests_per_s: f64,
+    /// Part of prompt tokens that were cached.
+    pub hit_rate: f64,
+    /// Requests of the worker that had most, over the mean.
+    pub requests_max_over_mean: f64,
+    /// Tokens of all prompts.
+    pub prompt_tokens: u64,
+    /// Tokens generated.
+    pub output_tokens: u64,
+    /// How well times to first token were predicted when requests were placed.
+    pub calibration: Calibration,
+    /// Running requests that lost their blocks to others.
+    pub preemptions: u64,
+    /// Steps of all engines.
+    pub steps: u64,
+    /// Events simulated.
+    pub events: u64,
+    /// Times to first token in seconds with times of arrival, for plots.
+    #[serde(skip)]
+    pub(crate) first_tokens: Vec<(f64, f64)>,
+    #[serde(skip)]
+    pub(crate) times_per_token: Vec<f64>,
+}
+
+/// Predicted less actual time from placement to first token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Calibration {
+    /// Mean error in seconds; below 0 predictions are too short.
+    pub error_mean_s: f64,
+    /// Mean size of the error in seconds.
+    pub error_abs_mean_s: f64,
+    /// Mean size of the error over the mean time.
+    pub error_relative: f64,
+}
+
+impl Report {
+    pub(crate) fn of(finished: &Finished, prepared: &Prepared, options: &Options) -> Self {
+        let all = &finished.book.progress;
+        let ended = || all.iter().zip(prepared.requests()).filter(|(progress, _)| progress.finished.is_some());
+        let mut ttft: Vec<f64> = ended().filter_map(|(progress, _)| progress.ttft_s()).collect();
+        let mut tpot: Vec<f64> = ended().filter_map(|(progress, _)| progress.tpot_s()).collect();
+        let mut e2e: Vec<f64> = ended().filter_map(|(progress, _)| progress.e2e_s()).collect();
+        let first_tokens = all.iter().filter_map(|progress| Some((progress.arrived.as_secs_f64(), progress.ttft_s()?)));
+        let n_good = ended().filter(|(progress, _)| progress.is_good(&options.goals)).count();
+        let prompt_tokens: u64 = ended().map(|(_, request)| u64::from(request.n_prompt)).sum();
+        let cached_tokens: u64 = ended().map(|(progress, _)| u64::from(progress.n_cached)).sum();
+        let counters = || finished.workers.iter().map(|worker| worker.engine.counters());
+        let sum = |of: fn(Counters) -> u64| counters().map(of).sum();
+        let duration_s = finished.took.as_secs_f64();
+        Self {
+            workload: prepared.workload().name().to_owned(),
+            policy: options.policy.name().to_owned(),
+            workers: options.n_workers,
+            routers: options.n_routers,
+            speed: options.speed,
+            seed: options.seed,
+            requests: all.len(),
+            failed: all.iter().filter(|progress| progress.has_failed).count(),
+            duration_s,
+            first_tokens: first_tokens.collect(),
+            times_per_token: tpot.clone(),
+            ttft_s: Distribution::of(&mut ttft),
+            tpot_s: Distribution::of(&mut tpot),
+            e2e_s: Distribution::of(&mut e2e),
+            goals: options.goals,
+            goodput: ratio(n_good as f64, all.len() as f64),
+            goodput_requests_per_s: ratio(n_good as f64, duration_s),
+            hit_rate: ratio(cached_tokens as f64, prompt_tokens as f64),
+            requests_max_over_mean: imbalance(all, options.n_workers),
+            prompt_tokens,
+            output_tokens: all.iter().map(|progress| u64::from(progress.n_tokens)).sum(),
+            calibration: Calibration::of(all),
+            preemptions: sum(|counters| counters.preemptions),
+            steps: sum(|counters| counters.steps),
+            events: finished.n_events,
+        }
+    }
+
+    /// The report for people.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let Self { workload, policy, workers, routers, speed, seed, .. } = self;
+        let mut text = format!(
+            "{workload} at {speed}x on {workers} workers, {routers} routers, {policy}, seed {seed}\n\n\
+             {:<24}{:>10}{:>10}{:>10}{:>10}\n",
+            "seconds", "mean", "p50", "p90", "p99"
+        );
+        for (name, d) in [
+            ("time to first token", &self.ttft_s),
+            ("time per output token", &self.tpot_s),
+            ("end to end", &self.e2e_s),
+        ] {
+            let _ = writeln!(text, "{name:<24}{:>10.3}{:>10.3}{:>10.3}{:>10.3}", d.mean, d.p50, d.p90, d.p99);
+        }
+        let percent = |part: f64| format!("{:.1} %", part * 100.0);
+        let goals = format!("{} within {} s and {} s", percent(self.goodput), self.goals.ttft_s, self.goals.tpot_s);
+        let rows = [
+            ("requests", format!("{} in {:.0} s, {} failed", self.requests, self.duration_s, self.failed)),
+            ("tokens", format!("{} of prompts, {} generated", self.prompt_tokens, self.output_tokens)),
+            ("good", format!("{goals}, {:.2} per second", self.goodput_requests_per_s)),
+            ("prompt tokens cached", percent(self.hit_rate)),
+            ("busiest over mean", format!("{:.3} requests", self.requests_max_over_mean)),
+            (
+                "predictions",
+                format!(
+                    "off by {:.3} s on average ({}), {:+.3} s in sum",
+                    self.calibration.error_abs_mean_s,
+                    percent(self.calibration.error_relative),
+                    self.calibration.error_mean_s
+                ),
+            ),
+            ("engines", format!("{} steps, {} preemptions", self.steps, self.preemptions)),
+        ];
+        text.push('\n');
+        for (name, value) in rows {
+            let _ = writeln!(text, "{name:<24}{value}");
+        }
+        text.truncate(text.trim_end().len());
+        text
+    }
+}
+
+impl Progress {
+    fn ttft_s(&self) -> Option<f64> {
+        Some((self.first_token? - self.arrived).as_secs_f64())
+    }
+
+    fn tpot_s(&self) -> Option<f64> {
+        let after_first = (self.finished? - self.first_token?).as_secs_f64();
+        (self.n_tokens > 1).then(|| after_first / f64::from(self.n_tokens - 1))
+    }
+
+    fn e2e_s(&self) -> Option<f64> {
+        Some((self.finished? - self.arrived).as_secs_f64())
+    }
+
+    fn is_good(&self, goals: &Goals) -> bool {
+        self.ttft_s().is_some_and(|ttft| ttft <= goals.ttft_s) && self.tpot_s().is_none_or(|tpot| tpot <= goals.tpot_s)
+    }
+}
+
+impl Calibration {
+    fn of(all: &[Progress]) -> Self {
+        let waited: Vec<(f64, f64)> = all
+            .iter()
+            .filter(|progress| progress.first_token.is_some())
+            .map(|progress| (progress.predicted_ms / 1e3, progress.waited_ms / 1e3))
+            .collect();
+        let n = waited.len() as f64;
+        let sum = |of: fn(&(f64, f64)) -> f64| waited.iter().map(of).sum::<f64>();
+        let error_abs = sum(|(predicted, actual)| (predicted - actual).abs());
+        Self {
+            error_mean_s: ratio(sum(|(predicted, actual)| predicted - actual), n),
+            error_abs_mean_s: ratio(error_abs, n),
+            error_relative: ratio(error_abs, sum(|(_, actual)| *actual)),
+        }
+    }
+}
+
+/// Requests of the worker that had most, over the mean.
+fn imbalance(all: &[Progress], n_workers: usize) -> f64 {
+    let mut counts = vec![0_u32; n_workers];
+    all.iter().filter_map(|progress| progress.worker).for_each(|worker| counts[worker] += 1);
+    let n: u32 = counts.iter().sum();
+    ratio(f64::from(counts.iter().copied().max().unwrap_or(0)) * n_workers as f64, f64::from(n))
+}
+
+/// 0 of nothing.
+fn ratio(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { part / whole } else { 0.0 }
+}

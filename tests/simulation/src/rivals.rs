@@ -1,0 +1,77 @@
+//! Policies of others, to compare with.
+
+use router::route::policy::{PrefixThreshold, least};
+use router::route::{Choice, Reason, RoutePolicy, Situation};
+
+/// The least predicted time to first token and nothing else.
+#[derive(Clone, Copy, Debug)]
+pub struct LeastPredicted;
+
+impl RoutePolicy for LeastPredicted {
+    fn name(&self) -> &'static str {
+        "least_predicted"
+    }
+
+    fn choose(&self, situation: &Situation<'_>) -> Choice {
+        let all = situation.candidates;
+        let time = |index: usize| situation.predict(&all[index]).first_token_ms;
+        Choice { index: least(situation, time), reason: Reason::Load }
+    }
+}
+
+/// Counts blocks, as Dynamo's KV router does: blocks to prefill, less those that are cached, and blocks that decode.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockCount {
+    /// Tokens in a block.
+    pub block_size: u64,
+    /// What a block to prefill weighs against one that decodes.
+    pub prefill_weight: f64,
+}
+
+impl BlockCount {
+    /// Blocks of the traces, equal weights.
+    pub const USUAL: Self = Self { block_size: 512, prefill_weight: 1.0 };
+}
+
+impl RoutePolicy for BlockCount {
+    fn name(&self) -> &'static str {
+        "block_count"
+    }
+
+    fn choose(&self, situation: &Situation<'_>) -> Choice {
+        let all = situation.candidates;
+        let blocks = |tokens: u64| tokens.div_ceil(self.block_size) as f64;
+        let cost = |index: usize| {
+            let candidate = &all[index];
+            let new = situation.n_prompt_tokens - candidate.tokens_cached.min(situation.n_prompt_tokens);
+            let prefill = blocks(candidate.load.tokens_prefilling + new);
+            let decode = blocks(candidate.load.tokens_decoding + situation.n_prompt_tokens);
+            self.prefill_weight * prefill + decode
+        };
+        Choice { index: least(situation, cost), reason: Reason::Load }
+    }
+}
+
+/// Looks a rival up by its name.
+#[must_use]
+pub fn by_name(name: &str) -> Option<&'static dyn RoutePolicy> {
+    let rivals: [&'static dyn RoutePolicy; 2] = [&LeastPredicted, &BlockCount::USUAL];
+    rivals.into_iter().find(|policy| policy.name() == name)
+}
+
+/// Thresholds to choose the best of, so that this rival is fairly tuned.
+pub static THRESHOLDS: [PrefixThreshold; 27] = sweep();
+
+const fn sweep() -> [PrefixThreshold; 27] {
+    let mut all = [PrefixThreshold::USUAL; 27];
+    let mut index = 0;
+    while index < all.len() {
+        all[index] = PrefixThreshold {
+            share_min: [0.0, 0.25, 0.5][index % 3],
+            imbalance_requests: [4, 16, 48][index / 3 % 3],
+            imbalance_ratio: [1.1, 1.5, 2.5][index / 9],
+        };
+        index += 1;
+    }
+    all
+}

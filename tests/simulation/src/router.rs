@@ -1,0 +1,420 @@
+//! A router: the real placer over what reached this router, a queue of what waits, and the streams it reads.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use contract::ids::{EngineId, Incarnation, RequestId};
+use contract::ledger::{LedgerEvent, PlacedWork, PlacementKey};
+use contract::occupancy::Occupancy;
+use contract::view::ClusterView;
+use engine::{Output, OutputEvent};
+use router::route::RoutePolicy;
+use router::route::directory::Update;
+use router::route::placer::{NotPlaced, Placer, PlacerSettings, Prompt, Target};
+
+use crate::book::Book;
+use crate::checker::Violation;
+use crate::event::{Event, KvMessage, RequestIdx, ToRouter, ToWorker};
+use crate::network::Network;
+use crate::options::{Planted, Waiting};
+use crate::prepared::Prepared;
+
+/// Placements of one request at most.
+const N_ATTEMPTS_MAX: u32 = 20;
+/// After so long without a snapshot one is asked for again.
+const SNAPSHOT_PATIENCE: Duration = Duration::from_secs(2);
+/// Longest time until requests that wait are looked at again.
+const RETRY_MS_MAX: f64 = 1_000.0;
+
+/// One router.
+pub(crate) struct Router {
+    index: usize,
+    incarnation: Incarnation,
+    pub(crate) placer: Placer,
+    waiting_mode: Option<Waiting>,
+    dispatch_ahead_ms: f64,
+    planted: Option<Planted>,
+    peers: Vec<Incarnation>,
+    /// What can be reached, by worker.
+    pub(crate) peered: Vec<Option<Peer>>,
+    view: Arc<ClusterView>,
+    /// By rank in nanoseconds.
+    waiting: BTreeMap<(u64, RequestIdx), ()>,
+    flights: HashMap<RequestIdx, Flight>,
+    retry_at: Option<Duration>,
+}
+
+/// A worker that this router knows.
+#[derive(Clone, Debug)]
+pub(crate) struct Peer {
+    pub(crate) engine: EngineId,
+    connection: u32,
+    /// Its snapshot has come; requests can be placed there.
+    pub(crate) is_ready: bool,
+    /// A snapshot was asked for and has not come since then.
+    syncing_since: Option<Duration>,
+}
+
+/// A request that is placed.
+#[derive(Clone, Debug)]
+struct Flight {
+    worker: usize,
+    attempt: u32,
+    key: PlacementKey,
+    work: PlacedWork,
+    has_first_token: bool,
+}
+
+/// What a router acts with.
+pub(crate) struct Surroundings<'a> {
+    pub(crate) prepared: &'a Prepared,
+    pub(crate) book: &'a mut Book,
+    pub(crate) network: &'a mut Network,
+}
+
+/// How routers are made.
+#[derive(Clone, Copy)]
+pub(crate) struct RouterSettings {
+    pub(crate) policy: &'static dyn RoutePolicy,
+    pub(crate) placer: PlacerSettings,
+    pub(crate) waiting: Option<Waiting>,
+    pub(crate) planted: Option<Planted>,
+}
+
+impl Router {
+    pub(crate) fn new(index: usize, settings: &RouterSettings, n_routers: usize, n_workers: usize) -> Self {
+        let incarnation = |index: usize| Incarnation(index as u64 + 1);
+        Self {
+            index,
+            incarnation: incarnation(index),
+            placer: Placer::new(settings.policy, settings.placer, incarnation(index)),
+            waiting_mode: settings.waiting,
+            dispatch_ahead_ms: settings.placer.dispatch_ahead_ms,
+            planted: settings.planted,
+            peers: (0..n_routers).map(incarnation).collect(),
+            peered: vec![None; n_workers],
+            view: Arc::default(),
+            waiting: BTreeMap::new(),
+            flights: HashMap::new(),
+            retry_at: None,
+        }
+    }
+
+    /// Takes a request from a client.
+    pub(crate) fn arrive(&mut self, request: RequestIdx, around: &mut Surroundings<'_>) -> Result<(), Violation> {
+        around.book.of(request).arrived = around.network.now;
+        self.enqueue(request, around);
+        self.dispatch(around)
+    }
+
+    pub(crate) fn hear(&mut self, message: ToRouter, around: &mut Surroundings<'_>) -> Result<(), Violation> {
+        match message {
+            ToRouter::Frames { worker, connection, outputs } => {
+                if self.peered[worker].as_ref().is_some_and(|peer| peer.connection == connection) {
+                    self.read(worker, outputs, around)?;
+                    self.dispatch(around)?;
+                }
+            }
+            ToRouter::Kv { worker, connection, message } => {
+                self.follow(worker, connection, message, around);
+                if !self.waiting.is_empty() && self.flights.is_empty() {
+                    self.dispatch(around)?;
+                }
+            }
+            ToRouter::View(view) => {
+                if (view.epoch, view.version) >= (self.view.epoch, self.view.version) {
+                    self.view = view;
+                }
+            }
+            ToRouter::Ledger(event) => {
+                let makes_room = !matches!(event, LedgerEvent::Placed(..));
+                self.placer.tell(event, around.network.instant());
+                if makes_room {
+                    self.dispatch(around)?;
+                }
+            }
+            ToRouter::Joined { worker, connection, engine } => self.join(worker, connection, engine, around),
+            ToRouter::Lost { worker, connection } => {
+                if self.peered[worker].as_ref().is_some_and(|peer| peer.connection == connection) {
+                    self.lose(worker, around);
+                    self.dispatch(around)?;
+                }
+            }
+            ToRouter::Scheduler { is_up } => self.scheduler(is_up, around),
+            ToRouter::Retry => {
+                if self.retry_at.is_some_and(|at| at <= around.network.now) {
+                    self.retry_at = None;
+                    self.dispatch(around)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Knows a worker from the start, with an empty cache.
+    pub(crate) fn know(&mut self, worker: usize, engine: EngineId, connection: u32) {
+        self.placer.directory().begin(&engine);
+        self.peered[worker] = Some(Peer { engine, connection, is_ready: false, syncing_since: Some(Duration::ZERO) });
+    }
+
+    /// Placed or waiting requests.
+    pub(crate) fn n_open(&self) -> usize {
+        self.waiting.len() + self.flights.len()
+    }
+
+    fn join(&mut self, worker: usize, connection: u32, engine: EngineId, around: &mut Surroundings<'_>) {
+        if self.peered[worker].as_ref().is_some_and(|peer| peer.connection >= connection) {
+            return;
+        }
+        // The end of the earlier connection may come to notice only after the next has begun.
+        self.lose(worker, around);
+        self.placer.directory().begin(&engine);
+        let syncing_since = Some(around.network.now);
+        self.peered[worker] = Some(Peer { engine, connection, is_ready: false, syncing_since });
+        around.network.request(self.index, worker, ToWorker::Watch { router: self.index, connection });
+    }
+
+    /// Takes a worker out, with all that is known of its cache; what ran there is placed anew.
+    fn lose(&mut self, worker: usize, around: &mut Surroundings<'_>) {
+        let Some(peer) = self.peered[worker].take() else { return };
+        self.placer.directory().remove(&peer.engine);
+        let mut lost: Vec<RequestIdx> =
+            self.flights.iter().filter(|(_, flight)| flight.worker == worker).map(|(&request, _)| request).collect();
+        lost.sort_unstable();
+        lost.into_iter().for_each(|request| self.place_again(request, around));
+    }
+
+    fn place_again(&mut self, request: RequestIdx, around: &mut Surroundings<'_>) {
+        let Some(flight) = self.flights.remove(&request) else { return };
+        self.tell(LedgerEvent::Finished(flight.key), around.network);
+        if around.book.of(request).n_attempts >= N_ATTEMPTS_MAX {
+            around.book.end(request, around.network.now, true);
+        } else {
+            self.enqueue(request, around);
+        }
+    }
+
+    /// Takes what a worker says of its cache, and asks for a snapshot when that does not continue what is known.
+    fn follow(&mut self, worker: usize, connection: u32, message: KvMessage, around: &mut Surroundings<'_>) {
+        let Some(peer) = &mut self.peered[worker] else { return };
+        if connection != peer.connection && self.planted != Some(Planted::SkipIncarnation) {
+            return;
+        }
+        let now = around.network.now;
+        let is_snapshot = matches!(message, KvMessage::Snapshot { .. });
+        let result = match (peer.syncing_since, is_snapshot) {
+            (Some(since), false) if now < since + SNAPSHOT_PATIENCE => return,
+            (Some(_), false) => None,
+            _ => {
+                let (sequence, update) = match message {
+                    KvMessage::Snapshot { sequence, blocks } => (sequence, Update::Snapshot { blocks, last: true }),
+                    KvMessage::Events { sequence, events } => (sequence, Update::Events(events.to_vec())),
+                    KvMessage::Heartbeat { sequence, digest } => (sequence, Update::Heartbeat(digest)),
+                };
+                self.placer.directory().apply(&peer.engine, sequence, update).ok()
+            }
+        };
+        if result.is_some() {
+            peer.syncing_since = None;
+            peer.is_ready = true;
+        } else {
+            self.placer.directory().begin(&peer.engine);
+            peer.syncing_since = Some(now);
+            let connection = peer.connection;
+            around.network.request(self.index, worker, ToWorker::Watch { router: self.index, connection });
+        }
+    }
+
+    /// Reads tokens and ends of streams.
+    fn read(&mut self, worker: usize, outputs: Vec<Output>, around: &mut Surroundings<'_>) -> Result<(), Violation> {
+        let now = around.network.now;
+        for Output { request: RequestId(id), attempt, event, .. } in outputs {
+            let request = id as RequestIdx;
+            let Some(flight) = self.flights.get_mut(&request) else { continue };
+            if (flight.worker, flight.attempt) != (worker, attempt) {
+                continue;
+            }
+            let OutputEvent::Tokens { first_position, tokens, finish, cached_tokens } = event else {
+                self.place_again(request, around);
+                continue;
+            };
+            let keeps_tokens = around.book.keeps_tokens;
+            let progress = around.book.of(request);
+            if first_position != progress.n_tokens {
+                return Err(Violation::Stream { request, expected: progress.n_tokens, got: first_position });
+            }
+            progress.n_tokens += tokens.len() as u32;
+            if keeps_tokens {
+                progress.tokens.extend(tokens.iter().map(|sampled| sampled.token));
+            }
+            if let (Some(cached), true) = (cached_tokens, progress.first_token.is_none()) {
+                progress.n_cached = cached;
+            }
+            if progress.first_token.is_none() {
+                progress.first_token = Some(now);
+                progress.waited_ms = (now - progress.placed).as_secs_f64() * 1e3;
+            }
+            let (key, is_first) = (flight.key, !std::mem::replace(&mut flight.has_first_token, true));
+            if finish.is_some() {
+                self.flights.remove(&request);
+                self.tell(LedgerEvent::Finished(key), around.network);
+                around.book.end(request, now, false);
+            } else if is_first {
+                self.tell(LedgerEvent::FirstToken(key), around.network);
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a request among those that wait.
+    fn enqueue(&mut self, request: RequestIdx, around: &mut Surroundings<'_>) {
+        let arrived = around.book.of(request).arrived.as_nanos() as u64;
+        let slack = self.waiting_mode.map_or(0.0, |waiting| waiting.slack);
+        let rank =
+            if slack > 0.0 { arrived + (slack * self.prefill_ms_least(request, around) * 1e6) as u64 } else { arrived };
+        self.waiting.insert((rank, request), ());
+    }
+
+    /// Predicted prefill where most is cached.
+    fn prefill_ms_least(&self, request: RequestIdx, around: &Surroundings<'_>) -> f64 {
+        let hashes = around.prepared.hashes(request);
+        let matches = self.placer.directory().lookup(hashes, around.network.instant());
+        let slots = self.peered.iter().flatten().filter_map(|peer| self.placer.directory().slot(&peer.engine));
+        let most = slots.map(|slot| matches.of(slot).n_blocks).max().unwrap_or(0);
+        let context = most as u64 * u64::from(around.prepared.block_size());
+        let n_prompt = u64::from(around.prepared.requests()[request as usize].n_prompt);
+        around.prepared.cost().prefill_ms(n_prompt.saturating_sub(context).max(1), context)
+    }
+
+    /// Places what waits, in order, as far as there is room.
+    fn dispatch(&mut self, around: &mut Surroundings<'_>) -> Result<(), Violation> {
+        if self.waiting.is_empty() || (self.waiting_mode.is_some() && !self.has_room(around)) {
+            return Ok(());
+        }
+        let n_scan = self.waiting_mode.map_or(usize::MAX, |waiting| waiting.n_scan_max);
+        let scanned: Vec<(u64, RequestIdx)> = self.waiting.keys().take(n_scan).copied().collect();
+        let mut wait_ms_min = f64::INFINITY;
+        for entry in scanned {
+            match self.place(entry.1, around)? {
+                Ok(()) => {
+                    self.waiting.remove(&entry);
+                    if self.waiting_mode.is_some() && !self.has_room(around) {
+                        break;
+                    }
+                }
+                Err(NotPlaced::Busy { wait_ms }) => wait_ms_min = wait_ms_min.min(wait_ms),
+                Err(NotPlaced::NoEngine) => break,
+            }
+        }
+        if wait_ms_min.is_finite() {
+            self.retry_after(wait_ms_min.clamp(1.0, RETRY_MS_MAX), around.network);
+        }
+        Ok(())
+    }
+
+    /// Whether any engine takes more; if not, it is looked again when the first of them might.
+    fn has_room(&mut self, around: &mut Surroundings<'_>) -> bool {
+        let now = around.network.instant();
+        let ledger = self.placer.ledger();
+        let ready = self.peered.iter().flatten().filter(|peer| peer.is_ready);
+        let least = ready.map(|peer| ledger.load(&peer.engine, now).wait_ms).fold(f64::INFINITY, f64::min);
+        drop(ledger);
+        if least < self.dispatch_ahead_ms {
+            return true;
+        }
+        if least.is_finite() {
+            self.retry_after((least - self.dispatch_ahead_ms).clamp(1.0, RETRY_MS_MAX), around.network);
+        }
+        false
+    }
+
+    fn retry_after(&mut self, wait_ms: f64, network: &mut Network) {
+        let at = network.now + Duration::from_secs_f64(wait_ms / 1e3);
+        if self.retry_at.is_none_or(|known| at < known || known <= network.now) {
+            self.retry_at = Some(at);
+            network.at(at, Event::Router(self.index, ToRouter::Retry));
+        }
+    }
+
+    fn place(
+        &mut self,
+        request: RequestIdx,
+        around: &mut Surroundings<'_>,
+    ) -> Result<Result<(), NotPlaced>, Violation> {
+        let (now, random) = (around.network.instant(), around.network.random.draw());
+        let hashes = around.prepared.hashes(request);
+        let n_tokens = u64::from(around.prepared.requests()[request as usize].n_prompt);
+        let workers: Vec<usize> = (0..self.peered.len())
+            .filter(|&worker| self.peered[worker].as_ref().is_some_and(|peer| peer.is_ready))
+            .collect();
+        let targets: Vec<Target<'_>> = workers
+            .iter()
+            .filter_map(|&worker| self.peered[worker].as_ref())
+            .map(|peer| Target {
+                engine: &peer.engine,
+                occupancy: occupancy(&self.view, &peer.engine),
+                draining: false,
+            })
+            .collect();
+        let prompt = Prompt {
+            n_tokens,
+            hashes,
+            block_size: around.prepared.block_size(),
+            session: hashes.first().map_or(0, |hash| hash.low_u64()),
+        };
+        let placed = match self.placer.place(&targets, &prompt, self.waiting_mode.is_some(), now, random) {
+            Ok(placed) => placed,
+            Err(why) => return Ok(Err(why)),
+        };
+        let worker = workers[placed.index];
+        let progress = around.book.of(request);
+        let attempt = progress.n_attempts;
+        progress.n_attempts += 1;
+        progress.worker = Some(worker);
+        if progress.first_token.is_none() {
+            progress.placed = around.network.now;
+            progress.predicted_ms = placed.decision.chosen().prediction.first_token_ms;
+        }
+        let generated = if progress.n_tokens == 0 { Vec::new() } else { progress.tokens.clone() };
+        around.network.ledger(self.index, LedgerEvent::Placed(placed.key, placed.work.clone()));
+        let connection = self.peered[worker].as_ref().map_or(0, |peer| peer.connection);
+        let message = ToWorker::Submit { router: self.index, connection, request, attempt, generated };
+        around.network.request(self.index, worker, message);
+        let flight = Flight { worker, attempt, key: placed.key, work: placed.work, has_first_token: false };
+        self.flights.insert(request, flight);
+        Ok(Ok(()))
+    }
+
+    /// Enters a change of an own placement and tells the others.
+    fn tell(&self, event: LedgerEvent, network: &mut Network) {
+        self.placer.tell(event.clone(), network.instant());
+        network.ledger(self.index, event);
+    }
+
+    /// Without a scheduler the other routers' placements are forgotten; with one again all tell theirs anew.
+    fn scheduler(&mut self, is_up: bool, around: &mut Surroundings<'_>) {
+        let now = around.network.instant();
+        if !is_up {
+            for &peer in self.peers.iter().filter(|&&peer| peer != self.incarnation) {
+                self.placer.tell(LedgerEvent::RouterGone(peer), now);
+            }
+            return;
+        }
+        around.network.ledger(self.index, LedgerEvent::RouterGone(self.incarnation));
+        let mut flights: Vec<&Flight> = self.flights.values().collect();
+        flights.sort_unstable_by_key(|flight| flight.key);
+        for flight in flights {
+            around.network.ledger(self.index, LedgerEvent::Placed(flight.key, flight.work.clone()));
+            if flight.has_first_token {
+                around.network.ledger(self.index, LedgerEvent::FirstToken(flight.key));
+            }
+        }
+    }
+}
+
+/// An engine's last report.
+fn occupancy<'a>(view: &'a ClusterView, engine: &EngineId) -> Option<&'a Occupancy> {
+    let index = view.engines.binary_search_by(|known| known.engine.cmp(engine)).ok()?;
+    view.engines[index].occupancy.as_ref()
+}
