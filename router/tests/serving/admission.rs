@@ -141,7 +141,12 @@ async fn ten_thousand_model_and_tenant_names_make_no_metric_series() {
         request.metadata_mut().insert("authorization", format!("Bearer {name}").parse().unwrap());
         async move {
             match client.generate(request).await {
-                Ok(stream) => stream.into_inner().for_each(|part| std::future::ready(drop(part.unwrap()))).await,
+                Ok(stream) => {
+                    let mut parts = stream.into_inner();
+                    while let Some(part) = parts.next().await {
+                        part.unwrap();
+                    }
+                }
                 Err(status) => assert_eq!(status.code(), tonic::Code::NotFound, "{status}"),
             }
         }
@@ -167,6 +172,11 @@ async fn held() -> Place {
     place
 }
 
+/// A prompt that shares nothing with another token's, so that none is promised what another computes.
+fn uncached(token: u32) -> Value {
+    json!({"prompt": vec![token + 3; 500], "max_tokens": 1})
+}
+
 async fn n_queued(place: &Place) -> f64 {
     let series = format!("tessera_router_requests{{role=\"router\",instance=\"{}\",state=\"queued\"}}", place.id);
     place.metric(&series).await
@@ -175,15 +185,14 @@ async fn n_queued(place: &Place) -> f64 {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_idle_tenants_request_goes_before_those_that_another_has_waiting() {
     let place = held().await;
-    let body = json!({"prompt": vec![5; 500], "max_tokens": 1});
-    let ask = async |headers: &[(&str, &str)]| complete(&place, headers, body.clone()).await.status;
-    let others = futures::future::join_all((0..12).map(|_| ask(&[])));
+    let ask = async |token: u32, headers: &[(&str, &str)]| complete(&place, headers, uncached(token)).await.status;
+    let others = futures::future::join_all((0..12).map(|token| ask(token, &[])));
     let idle = async {
         until("all but two wait", async || place.workers[0].n_requests() == 2 && n_queued(&place).await == 10.0).await;
-        ask(&[("authorization", "Bearer sk-one")]).await
+        ask(12, &[("authorization", "Bearer sk-one")]).await
     };
     let release = async {
-        until("it waits too", async || n_queued(&place).await == 11.0).await;
+        until("it waits too", async || place.workers[0].n_requests() == 2 && n_queued(&place).await == 11.0).await;
         place.workers[0].state.is_held.store(false, Ordering::SeqCst);
     };
     let (statuses, status, ()) = tokio::join!(others, idle, release);
@@ -196,8 +205,7 @@ async fn an_idle_tenants_request_goes_before_those_that_another_has_waiting() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_goes_away_leaves_the_queue_at_once() {
     let place = held().await;
-    let body = json!({"prompt": vec![5; 500], "max_tokens": 1});
-    let mut asks: Vec<_> = (0..20).map(|_| Box::pin(complete(&place, &[], body.clone()))).collect();
+    let mut asks: Vec<_> = (0..20).map(|token| Box::pin(complete(&place, &[], uncached(token)))).collect();
     tokio::select! {
         _ = futures::future::join_all(&mut asks) => panic!("none is answered"),
         () = until("they wait", async || n_queued(&place).await > 10.0) => {}
