@@ -5,7 +5,7 @@ use anyhow::{Result, bail};
 use crate::{run, setup, test};
 
 /// Name, what it shows, and the `cargo test` arguments that run it.
-const FULL: [(&str, &str, &[&str]); 7] = [
+const FULL: &[(&str, &str, &[&str])] = &[
     ("engine", "random operation sequences against the naive model of the engine", &["-p", "engine"]),
     (
         "cluster",
