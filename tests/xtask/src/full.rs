@@ -33,6 +33,11 @@ const FULL: &[(&str, &str, &[&str])] = &[
         "ten million prefixes come and go in the router's prefix directory, whose memory stays as it was",
         &["-p", "router", "--lib", "directory"],
     ),
+    (
+        "faults",
+        "500 seeds of crashes, cut links, lost and late events under virtual time, and a planted defect that is found",
+        &["-p", "simulation", "--test", "faults"],
+    ),
     ("files", "random damage to model files is refused, never a panic", &["-p", "models"]),
 ];
 

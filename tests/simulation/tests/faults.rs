@@ -1,0 +1,55 @@
+//! What must hold does so whatever breaks, and the checks find a defect.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::sync::atomic::AtomicUsize;
+
+use simulation::{Options, Planted, Prepared, Report, SimulationError, Synthetic, Workload, simulate};
+use worker::sim::Profile;
+
+fn run(prepared: &Prepared, options: &Options) -> Result<Report, SimulationError> {
+    simulate(prepared, options, &AtomicUsize::new(0))
+}
+
+/// A small worker on which blocks are evicted, requests preempted and steps short.
+fn small() -> Profile {
+    let text = "block_size = 16\nn_blocks = 120\nmax_running = 8\nprefill_budget = 256\ncontext_length = 1500\n\
+        [timing]\nprefill_tokens_per_s = 20000\ndecode_base_ms = 2\ndecode_per_sequence_ms = 0.2\n";
+    Profile::parse(text, "small").unwrap()
+}
+
+/// A load that a seed decides, small enough for hundreds of runs.
+fn small_load(seed: u64) -> Prepared {
+    let load = Synthetic { n_requests: 60, rate: 40.0, n_tenants: 2, n_prefixes: 3, n_prompt: 1_024, n_output: 12 };
+    let mut requests = Workload::synthetic(&load, seed).requests().to_vec();
+    requests.iter_mut().for_each(|request| request.n_prompt = request.n_prompt.min(1_200));
+    Prepared::new(Workload::new("small", requests), small()).unwrap()
+}
+
+fn faulty(seed: u64) -> Options {
+    let (n_workers, n_routers) = (2 + seed as usize % 3, 1 + seed as usize / 3 % 3);
+    Options { n_workers, n_routers, seed, faults: true, ..Options::default() }
+}
+
+/// CI runs a slice of the seeds, `cargo xtask full faults` five hundred.
+#[test]
+fn invariants_hold_whatever_breaks() {
+    let n = if std::env::var_os("TESSERA_FULL").is_some() { 500 } else { 60 };
+    let first = std::env::var("SEED").ok().map(|seed| seed.parse::<u64>().expect("SEED is a number"));
+    let seeds = first.map_or(0..n, |seed| seed..seed + 1);
+    for seed in seeds {
+        let outcome = run(&small_load(seed), &faulty(seed));
+        if let Err(error) = outcome {
+            panic!("SEED={seed} repeats this: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_router_that_skips_the_incarnation_check_is_found() {
+    let found = (0..200).find(|&seed| {
+        let options = Options { planted: Some(Planted::SkipIncarnation), ..faulty(seed) };
+        matches!(run(&small_load(seed), &options), Err(SimulationError::Violation { .. }))
+    });
+    assert!(found.is_some(), "no seed of 200 finds the planted fault");
+}
