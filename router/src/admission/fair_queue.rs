@@ -66,6 +66,8 @@ pub struct Ticket(u64);
 /// What a search tells of the request that it offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
+    /// Requests that this search has passed over.
+    pub n_passed: usize,
     /// It was passed over too often: any room will do, and if there is none the search ends.
     pub is_overdue: bool,
 }
@@ -339,7 +341,7 @@ impl<T> FairQueue<T> {
             .iter()
             .flat_map(|seat| self.flows[&seat.tenant].entries.values().take(self.bounds.n_scan_per_tenant_max.max(1)));
         for entry in offers.take(self.bounds.n_scan_max.max(1)) {
-            let turn = Turn { is_overdue: entry.n_overtaken >= self.bounds.n_overtakes_max };
+            let turn = Turn { n_passed: passed.len(), is_overdue: entry.n_overtaken >= self.bounds.n_overtakes_max };
             if let Some(tokens) = try_place(&entry.item, turn) {
                 return Some((entry.ticket, tokens));
             }

@@ -8,8 +8,8 @@ mod outbox;
 mod supervise;
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use contract::error::RequestError;
@@ -21,12 +21,13 @@ use tokio::sync::{Notify, watch};
 use tonic::transport::Channel;
 use tracing::field;
 
+use crate::admission::Turn;
 use crate::config::WorkerSettings;
 use crate::decisions::Decisions;
 use crate::metrics::Metrics;
 use crate::model::{PromptBlocks, ServedModel};
 use crate::route::directory::PrefixDirectory;
-use crate::route::placer::{Decision, NotPlaced, Placed, Placer, Prompt, Target};
+use crate::route::placer::{Decision, NotPlaced, Patience, Placed, Placer, Prompt, Target};
 
 pub(crate) use flight::Flight;
 use ledger::SharedLedger;
@@ -57,7 +58,12 @@ pub(crate) struct Cluster {
     ready: ArcSwap<Vec<Arc<Engine>>>,
     view: ArcSwap<HashMap<EngineId, EngineView>>,
     changed: watch::Sender<usize>,
+    /// Of the search that goes on.
+    backlog: Mutex<Backlog>,
 }
+
+/// Predicted prefill of what waits for each engine and was passed over, in milliseconds.
+type Backlog = HashMap<EngineId, f64>;
 
 /// Where a request was placed.
 pub(crate) struct Placement {
@@ -85,6 +91,7 @@ impl Cluster {
             ready: ArcSwap::default(),
             view: ArcSwap::default(),
             changed: watch::Sender::new(0),
+            backlog: Mutex::default(),
         }
     }
 
@@ -101,12 +108,12 @@ impl Cluster {
     ) -> Result<Placement, RequestError> {
         let ready = self.ready.load();
         let usable: Vec<&Arc<Engine>> = ready.iter().filter(|engine| !tried.contains(&engine.id)).collect();
-        let placed = self.place_on(&usable, request, &prompt(n_tokens, blocks), false);
+        let placed = self.place_on(&usable, request, &prompt(n_tokens, blocks), Patience::None, &Backlog::new());
         placed.map_err(|why| self.refusal(why))
     }
 
-    /// Chooses an engine for a prompt of `request`, unless it has enough to do; with `is_overdue` the choice is among
-    /// those that have not.
+    /// Chooses an engine for a prompt of `request`, unless it has enough to do, counting what was passed over before in the
+    /// same search; when the request is overdue the choice is among those that have not.
     ///
     /// # Errors
     /// Why it was not placed.
@@ -115,21 +122,20 @@ impl Cluster {
         request: RequestId,
         n_tokens: u64,
         blocks: &PromptBlocks,
-        is_overdue: bool,
+        turn: Turn,
     ) -> Result<Placement, NotPlaced> {
         let ready = self.ready.load();
         let all: Vec<&Arc<Engine>> = ready.iter().collect();
-        let placed = self.place_on(&all, request, &prompt(n_tokens, blocks), true);
-        if !is_overdue || !matches!(placed, Err(NotPlaced::Busy { .. })) {
-            return placed;
+        let patience = if turn.is_overdue { Patience::Any } else { Patience::Best };
+        let mut backlog = self.backlog.lock().unwrap_or_else(PoisonError::into_inner);
+        if turn.n_passed == 0 {
+            backlog.clear();
         }
-        let Ok(decision) = self.explain(n_tokens, blocks) else { return placed };
-        let ahead_ms = self.settings.dispatch_ahead_ms as f64;
-        let is_free = |engine: &&Arc<Engine>| {
-            decision.considered.iter().any(|one| one.engine == engine.id && one.prediction.wait_ms < ahead_ms)
-        };
-        let free: Vec<&Arc<Engine>> = ready.iter().filter(is_free).collect();
-        if free.is_empty() { placed } else { self.place_on(&free, request, &prompt(n_tokens, blocks), true) }
+        let placed = self.place_on(&all, request, &prompt(n_tokens, blocks), patience, &backlog);
+        if let Err(NotPlaced::Busy { index, prefill_ms, .. }) = placed {
+            *backlog.entry(all[index].id.clone()).or_default() += prefill_ms;
+        }
+        placed
     }
 
     fn place_on(
@@ -137,12 +143,13 @@ impl Cluster {
         engines: &[&Arc<Engine>],
         request: RequestId,
         prompt: &Prompt<'_>,
-        waits: bool,
+        patience: Patience,
+        backlog: &Backlog,
     ) -> Result<Placement, NotPlaced> {
         let view = self.view.load();
-        let targets: Vec<Target<'_>> = engines.iter().map(|engine| target(engine, &view)).collect();
+        let targets: Vec<Target<'_>> = engines.iter().map(|engine| target(engine, &view, backlog)).collect();
         let (now, random) = (daemon::clock::now(), daemon::random::u64());
-        let Placed { index, decision, key, work } = self.placer.place(&targets, prompt, waits, now, random)?;
+        let Placed { index, decision, key, work } = self.placer.place(&targets, prompt, patience, now, random)?;
         let chosen = decision.chosen();
         let reason = decision.reason.name();
         tracing::debug!(engine = %chosen.engine, reason, tokens_cached = chosen.tokens_cached,
@@ -152,7 +159,7 @@ impl Cluster {
         span.record(attribute::ROUTE_REASON, reason);
         span.record(attribute::ROUTE_CACHED_TOKENS, chosen.tokens_cached);
         span.record(attribute::ROUTE_PREDICTED_MS, chosen.prediction.first_token_ms);
-        self.metrics.placed(if waits { reason } else { "replaced" });
+        self.metrics.placed(if patience == Patience::None { "replaced" } else { reason });
         self.decisions.put(request, key, decision, now);
         Ok(Placement { engine: Arc::clone(engines[index]), flight: Flight::new(self, request, key, work) })
     }
@@ -163,7 +170,7 @@ impl Cluster {
     /// When no engine is ready.
     pub(crate) fn explain(&self, n_tokens: u64, blocks: &PromptBlocks) -> Result<Decision, RequestError> {
         let (ready, view) = (self.ready.load(), self.view.load());
-        let targets: Vec<Target<'_>> = ready.iter().map(|engine| target(engine, &view)).collect();
+        let targets: Vec<Target<'_>> = ready.iter().map(|engine| target(engine, &view, &Backlog::new())).collect();
         let (now, random) = (daemon::clock::now(), daemon::random::u64());
         let decision = self.placer.explain(&targets, &prompt(n_tokens, blocks), now, random);
         decision.ok_or_else(|| self.refusal(NotPlaced::NoEngine))
@@ -178,7 +185,7 @@ impl Cluster {
     pub(crate) fn refusal(&self, why: NotPlaced) -> RequestError {
         match why {
             NotPlaced::NoEngine => RequestError::NoWorker { model: self.model.name().to_owned() },
-            NotPlaced::Busy { wait_ms } => RequestError::Overloaded {
+            NotPlaced::Busy { wait_ms, .. } => RequestError::Overloaded {
                 reason: "every worker has enough to do".to_owned(),
                 retry_after_ms: wait_ms as u64,
             },
@@ -255,7 +262,7 @@ impl Cluster {
     }
 }
 
-fn target<'a>(engine: &'a Engine, view: &'a HashMap<EngineId, EngineView>) -> Target<'a> {
+fn target<'a>(engine: &'a Engine, view: &'a HashMap<EngineId, EngineView>, backlog: &Backlog) -> Target<'a> {
     let viewed = view.get(&engine.id);
     // Nothing hands a prefill over yet, so an engine that only prefills finishes no request.
     let is_excluded = viewed.is_some_and(|view| view.draining || view.role == Role::Prefill);
@@ -263,6 +270,7 @@ fn target<'a>(engine: &'a Engine, view: &'a HashMap<EngineId, EngineView>) -> Ta
         engine: &engine.id,
         occupancy: viewed.and_then(|view| view.occupancy.as_ref()),
         draining: is_excluded || engine.draining.load(Ordering::Relaxed),
+        backlog_ms: backlog.get(&engine.id).copied().unwrap_or(0.0),
     }
 }
 

@@ -164,7 +164,7 @@ impl<W, P> Gate<W, P> {
         if !queue.is_empty() {
             return None;
         }
-        match try_place(what, Turn { is_overdue: false }) {
+        match try_place(what, Turn { n_passed: 0, is_overdue: false }) {
             Attempt::Placed(placement, tokens) => {
                 queue.charge(&tenant.name, tenant.limits.weight, tokens);
                 Some(Ok(placement))

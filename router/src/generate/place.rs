@@ -69,12 +69,12 @@ impl Service {
 
     fn attempt(&self, asked: &Asked, turn: Turn) -> Attempt<Placement> {
         let Asked { question, n_tokens, blocks, span } = asked;
-        match span.in_scope(|| self.cluster.place_if_free(*question, *n_tokens, blocks, turn.is_overdue)) {
+        match span.in_scope(|| self.cluster.place_if_free(*question, *n_tokens, blocks, turn)) {
             Ok(placement) => {
                 let tokens = placement.flight.tokens_new();
                 Attempt::Placed(placement, tokens)
             }
-            Err(NotPlaced::Busy { wait_ms }) => {
+            Err(NotPlaced::Busy { wait_ms, .. }) => {
                 Attempt::NotNow(Duration::from_secs_f64(wait_ms.clamp(RETRY_MS.0, RETRY_MS.1) / 1e3))
             }
             Err(why @ NotPlaced::NoEngine) => Attempt::Never(self.cluster.refusal(why)),

@@ -28,6 +28,8 @@ pub struct Candidate<'a> {
     pub blocks: Option<Room>,
     /// What its steps cost; a guess before it reported.
     pub cost: CostCoefficients,
+    /// Predicted prefill of what waits at the router for it and goes before the request, in milliseconds.
+    pub backlog_ms: f64,
     /// Tokens of the prompt that are cached there or promised to be.
     pub tokens_cached: u64,
     /// Of these, tokens that are only promised.

@@ -48,6 +48,19 @@ pub struct Target<'a> {
     pub occupancy: Option<&'a Occupancy>,
     /// Takes no new work.
     pub draining: bool,
+    /// Predicted prefill of what waits at this router for the engine and goes before the prompt, in milliseconds.
+    pub backlog_ms: f64,
+}
+
+/// What a prompt waits for where engines have `dispatch_ahead_ms` of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// Nothing: it is placed at once.
+    None,
+    /// Room at the engine that suits it best.
+    Best,
+    /// Room anywhere: the choice is among those that have some.
+    Any,
 }
 
 /// A prompt to be placed.
@@ -109,10 +122,14 @@ pub struct Placed {
 pub enum NotPlaced {
     /// No target takes work.
     NoEngine,
-    /// The chosen engine has enough work placed; it is predicted to have room after so many milliseconds.
+    /// The chosen engine has enough work placed.
     Busy {
-        /// Until it has room.
+        /// Index of the engine into the targets.
+        index: usize,
+        /// Until it is predicted to have room, in milliseconds.
         wait_ms: f64,
+        /// What the prompt's own prefill is predicted to take there, in milliseconds.
+        prefill_ms: f64,
     },
 }
 
@@ -158,24 +175,33 @@ impl Placer {
 
     /// Chooses an engine for a prompt at `now`, promises it the prompt's blocks and enters the work into the ledger.
     ///
-    /// With `waits`, a prompt whose engine has `dispatch_ahead_ms` of work already is left where it is.
-    ///
     /// # Errors
     /// Why it was not placed; nothing has changed then.
     pub fn place(
         &self,
         targets: &[Target<'_>],
         prompt: &Prompt<'_>,
-        waits: bool,
+        patience: Patience,
         now: Instant,
         random: u64,
     ) -> Result<Placed, NotPlaced> {
         let turn = self.turns.fetch_add(1, Ordering::Relaxed);
-        let decision = self.decide(targets, prompt, turn, now, random).ok_or(NotPlaced::NoEngine)?;
-        let chosen = decision.chosen();
-        let prediction = chosen.prediction;
-        if waits && prediction.wait_ms >= self.settings.dispatch_ahead_ms {
-            return Err(NotPlaced::Busy { wait_ms: prediction.wait_ms - self.settings.dispatch_ahead_ms });
+        let ahead_ms = self.settings.dispatch_ahead_ms;
+        let index_of = |engine: &EngineId| {
+            targets.iter().position(|target| target.engine == engine).expect("it is one of the targets")
+        };
+        let mut decision = self.decide(targets, prompt, turn, now, random).ok_or(NotPlaced::NoEngine)?;
+        let mut chosen = decision.chosen();
+        if patience == Patience::Any && chosen.prediction.wait_ms >= ahead_ms {
+            let free = decision.considered.iter().filter(|one| one.prediction.wait_ms < ahead_ms);
+            let free: Vec<Target<'_>> = free.map(|one| targets[index_of(&one.engine)]).collect();
+            decision = self.decide(&free, prompt, turn, now, random).unwrap_or(decision);
+            chosen = decision.chosen();
+        }
+        let (prediction, index) = (chosen.prediction, index_of(&chosen.engine));
+        if patience != Patience::None && prediction.wait_ms >= ahead_ms {
+            let wait_ms = prediction.wait_ms - ahead_ms;
+            return Err(NotPlaced::Busy { index, wait_ms, prefill_ms: prediction.prefill_ms });
         }
         let key = self.next_key();
         let work = PlacedWork {
@@ -186,7 +212,6 @@ impl Placer {
         };
         self.directory.promise(&work.engine, prompt.hashes, now, now + self.settings.promise);
         self.tell(LedgerEvent::Placed(key, work.clone()), now);
-        let index = targets.iter().position(|target| *target.engine == work.engine).expect("it is one of the targets");
         Ok(Placed { index, decision, key, work })
     }
 
@@ -276,6 +301,7 @@ impl Placer {
                     tokens_total: u64::from(occupancy.blocks.total) * block_size,
                 }),
                 cost: reported.map(|occupancy| occupancy.cost).filter(is_known).unwrap_or(cost),
+                backlog_ms: target.backlog_ms,
                 tokens_cached,
                 tokens_promised: (found.n_promised as u64 * block_size).min(tokens_cached),
             }

@@ -37,6 +37,7 @@ impl Candidate<'_> {
     pub fn wait_ms(&self) -> f64 {
         // Where the ledger knows of less than the engine reports, the rest is counted as one prompt.
         let unknown = self.tokens_queued.saturating_sub(self.load.tokens_prefilling);
-        self.load.wait_ms + if self.load.n_prefilling == 0 { self.cost.prefill_ms(unknown, 0) } else { 0.0 }
+        let unknown_ms = if self.load.n_prefilling == 0 { self.cost.prefill_ms(unknown, 0) } else { 0.0 };
+        self.load.wait_ms + unknown_ms + self.backlog_ms
     }
 }

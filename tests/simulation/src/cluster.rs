@@ -62,7 +62,7 @@ impl<'a> Cluster<'a> {
         let mut cluster = Self {
             prepared,
             scheduler: Scheduler::new(n_routers),
-            routers: (0..n_routers).map(|index| Router::new(index, &settings, n_routers, n_workers)).collect(),
+            routers: (0..n_routers).map(|index| Router::new(index, &settings, n_routers, n_workers, origin)).collect(),
             workers: (0..n_workers)
                 .map(|index| Worker::new(index, n_routers, prepared, network.random.draw(), is_checked))
                 .collect(),

@@ -83,6 +83,11 @@ impl Network {
         self.origin + self.now
     }
 
+    /// A moment of virtual time as components take it.
+    pub(crate) fn at_instant(&self, at: Duration) -> Instant {
+        self.origin + at
+    }
+
     /// The next event; time goes on to it.
     pub(crate) fn next(&mut self) -> Option<Event> {
         let (at, event) = self.events.pop()?;
@@ -138,11 +143,12 @@ impl Network {
         }
     }
 
-    /// From a worker to a router, in answer to requests.
-    pub(crate) fn answer(&mut self, router: usize, worker: usize, message: ToRouter) {
+    /// From a worker to a router, in answer to requests; nothing goes over a connection that is gone, even if one side has not
+    /// noticed yet and there is another.
+    pub(crate) fn answer(&mut self, router: usize, worker: usize, connection: u32, message: ToRouter) {
         let at = self.now + self.hop();
         let link = self.link(router, worker);
-        if !link.is_cut {
+        if !link.is_cut && link.connection == connection {
             link.last_answer = at.max(link.last_answer);
             let at = link.last_answer;
             self.at(at, Event::Router(router, message));
@@ -157,7 +163,7 @@ impl Network {
         let late = if self.kv_loss > 0.0 { self.random.between(0.0, 4.0) } else { 1.0 };
         let at = self.now + Duration::from_secs_f64(self.delays.kv_ms * late / 1e3);
         let link = self.link(router, worker);
-        if !link.is_cut {
+        if !link.is_cut && link.connection == connection {
             link.last_kv = at.max(link.last_kv);
             let at = link.last_kv;
             self.at(at, Event::Router(router, ToRouter::Kv { worker, connection, message }));

@@ -1,5 +1,6 @@
 //! What is simulated.
 
+use router::admission::{Order, QueueBounds};
 use router::route::RoutePolicy;
 use router::route::placer::PlacerSettings;
 use router::route::policy;
@@ -42,8 +43,10 @@ pub struct Options {
 pub struct Waiting {
     /// A request goes before those that came up to so many times the difference of both predicted prefills earlier.
     pub slack: f64,
-    /// Requests that are looked at for each that may be placed.
+    /// Requests of a tenant that are looked at for each that may be placed.
     pub n_scan_max: usize,
+    /// Times that others may be placed before a request whose turn it was.
+    pub n_overtakes_max: u32,
 }
 
 /// What a good request reaches.
@@ -76,7 +79,12 @@ pub struct OptionsError {
 
 impl Default for Waiting {
     fn default() -> Self {
-        Self { slack: 1.0, n_scan_max: 32 }
+        let bounds = QueueBounds::default();
+        Self {
+            slack: Order::default().slack,
+            n_scan_max: bounds.n_scan_per_tenant_max,
+            n_overtakes_max: bounds.n_overtakes_max,
+        }
     }
 }
 

@@ -1,17 +1,18 @@
 //! A router: the real placer over what reached this router, a queue of what waits, and the streams it reads.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use contract::ids::{EngineId, Incarnation, RequestId};
 use contract::ledger::{LedgerEvent, PlacedWork, PlacementKey};
 use contract::occupancy::Occupancy;
 use contract::view::ClusterView;
 use engine::{Output, OutputEvent};
+use router::admission::{Ask, FairQueue, Order, QueueBounds, Turn};
 use router::route::RoutePolicy;
 use router::route::directory::Update;
-use router::route::placer::{NotPlaced, Placer, PlacerSettings, Prompt, Target};
+use router::route::placer::{NotPlaced, Patience, Placer, PlacerSettings, Prompt, Target};
 
 use crate::book::Book;
 use crate::checker::Violation;
@@ -39,8 +40,7 @@ pub(crate) struct Router {
     /// What can be reached, by worker.
     pub(crate) peered: Vec<Option<Peer>>,
     view: Arc<ClusterView>,
-    /// By rank in nanoseconds.
-    waiting: BTreeMap<(u64, RequestIdx), ()>,
+    waiting: FairQueue<RequestIdx>,
     flights: HashMap<RequestIdx, Flight>,
     retry_at: Option<Duration>,
 }
@@ -83,7 +83,13 @@ pub(crate) struct RouterSettings {
 }
 
 impl Router {
-    pub(crate) fn new(index: usize, settings: &RouterSettings, n_routers: usize, n_workers: usize) -> Self {
+    pub(crate) fn new(
+        index: usize,
+        settings: &RouterSettings,
+        n_routers: usize,
+        n_workers: usize,
+        origin: Instant,
+    ) -> Self {
         let incarnation = |index: usize| Incarnation(index as u64 + 1);
         Self {
             index,
@@ -95,7 +101,7 @@ impl Router {
             peers: (0..n_routers).map(incarnation).collect(),
             peered: vec![None; n_workers],
             view: Arc::default(),
-            waiting: BTreeMap::new(),
+            waiting: queue(settings.waiting, origin),
             flights: HashMap::new(),
             retry_at: None,
         }
@@ -105,7 +111,8 @@ impl Router {
     pub(crate) fn arrive(&mut self, request: RequestIdx, around: &mut Surroundings<'_>) -> Result<(), Violation> {
         around.book.of(request).arrived = around.network.now;
         self.enqueue(request, around);
-        self.dispatch(around)
+        self.dispatch(around);
+        Ok(())
     }
 
     pub(crate) fn hear(&mut self, message: ToRouter, around: &mut Surroundings<'_>) -> Result<(), Violation> {
@@ -113,13 +120,13 @@ impl Router {
             ToRouter::Frames { worker, connection, outputs } => {
                 if self.peered[worker].as_ref().is_some_and(|peer| peer.connection == connection) {
                     self.read(worker, outputs, around)?;
-                    self.dispatch(around)?;
+                    self.dispatch(around);
                 }
             }
             ToRouter::Kv { worker, connection, message } => {
                 self.follow(worker, connection, message, around);
                 if !self.waiting.is_empty() && self.flights.is_empty() {
-                    self.dispatch(around)?;
+                    self.dispatch(around);
                 }
             }
             ToRouter::View(view) => {
@@ -131,21 +138,21 @@ impl Router {
                 let makes_room = !matches!(event, LedgerEvent::Placed(..));
                 self.placer.tell(event, around.network.instant());
                 if makes_room {
-                    self.dispatch(around)?;
+                    self.dispatch(around);
                 }
             }
             ToRouter::Joined { worker, connection, engine } => self.join(worker, connection, engine, around),
             ToRouter::Lost { worker, connection } => {
                 if self.peered[worker].as_ref().is_some_and(|peer| peer.connection == connection) {
                     self.lose(worker, around);
-                    self.dispatch(around)?;
+                    self.dispatch(around);
                 }
             }
             ToRouter::Scheduler { is_up } => self.scheduler(is_up, around),
             ToRouter::Retry => {
                 if self.retry_at.is_some_and(|at| at <= around.network.now) {
                     self.retry_at = None;
-                    self.dispatch(around)?;
+                    self.dispatch(around);
                 }
             }
         }
@@ -269,11 +276,18 @@ impl Router {
 
     /// Puts a request among those that wait.
     fn enqueue(&mut self, request: RequestIdx, around: &mut Surroundings<'_>) {
-        let arrived = around.book.of(request).arrived.as_nanos() as u64;
-        let slack = self.waiting_mode.map_or(0.0, |waiting| waiting.slack);
-        let rank =
-            if slack > 0.0 { arrived + (slack * self.prefill_ms_least(request, around) * 1e6) as u64 } else { arrived };
-        self.waiting.insert((rank, request), ());
+        let arrived = around.network.at_instant(around.book.of(request).arrived);
+        let asked = &around.prepared.requests()[request as usize];
+        let prefill_ms = if self.waiting_mode.is_some() { self.prefill_ms_least(request, around) } else { 0.0 };
+        let ask = Ask {
+            tenant: around.prepared.tenant(asked.tenant),
+            weight: 1,
+            tokens: u64::from(asked.n_prompt),
+            priority: 0,
+            deadline: None,
+            prefill_ms,
+        };
+        self.waiting.push(arrived, ask, request).expect("the queue has no bound");
     }
 
     /// Predicted prefill where most is cached.
@@ -288,29 +302,30 @@ impl Router {
     }
 
     /// Places what waits, in order, as far as there is room.
-    fn dispatch(&mut self, around: &mut Surroundings<'_>) -> Result<(), Violation> {
-        if self.waiting.is_empty() || (self.waiting_mode.is_some() && !self.has_room(around)) {
-            return Ok(());
-        }
-        let n_scan = self.waiting_mode.map_or(usize::MAX, |waiting| waiting.n_scan_max);
-        let scanned: Vec<(u64, RequestIdx)> = self.waiting.keys().take(n_scan).copied().collect();
+    fn dispatch(&mut self, around: &mut Surroundings<'_>) {
         let mut wait_ms_min = f64::INFINITY;
-        for entry in scanned {
-            match self.place(entry.1, around)? {
-                Ok(()) => {
-                    self.waiting.remove(&entry);
-                    if self.waiting_mode.is_some() && !self.has_room(around) {
-                        break;
-                    }
+        while !self.waiting.is_empty() && (self.waiting_mode.is_none() || self.has_room(around)) {
+            let nothing = queue(None, around.network.instant());
+            let mut waiting = std::mem::replace(&mut self.waiting, nothing);
+            // By worker: what was passed over goes before what is looked at later.
+            let mut backlog_ms = vec![0.0; self.peered.len()];
+            wait_ms_min = f64::INFINITY;
+            let taken = waiting.pop_where(|&request, turn| match self.place(request, turn, &mut backlog_ms, around) {
+                Ok(tokens) => Some(tokens),
+                Err(NotPlaced::Busy { wait_ms, .. }) => {
+                    wait_ms_min = wait_ms_min.min(wait_ms);
+                    None
                 }
-                Err(NotPlaced::Busy { wait_ms }) => wait_ms_min = wait_ms_min.min(wait_ms),
-                Err(NotPlaced::NoEngine) => break,
+                Err(NotPlaced::NoEngine) => None,
+            });
+            self.waiting = waiting;
+            if taken.is_none() {
+                break;
             }
         }
         if wait_ms_min.is_finite() {
             self.retry_after(wait_ms_min.clamp(1.0, RETRY_MS_MAX), around.network);
         }
-        Ok(())
     }
 
     /// Whether any engine takes more; if not, it is looked again when the first of them might.
@@ -340,8 +355,10 @@ impl Router {
     fn place(
         &mut self,
         request: RequestIdx,
+        turn: Turn,
+        backlog_ms: &mut [f64],
         around: &mut Surroundings<'_>,
-    ) -> Result<Result<(), NotPlaced>, Violation> {
+    ) -> Result<u64, NotPlaced> {
         let (now, random) = (around.network.instant(), around.network.random.draw());
         let hashes = around.prepared.hashes(request);
         let n_tokens = u64::from(around.prepared.requests()[request as usize].n_prompt);
@@ -350,11 +367,12 @@ impl Router {
             .collect();
         let targets: Vec<Target<'_>> = workers
             .iter()
-            .filter_map(|&worker| self.peered[worker].as_ref())
-            .map(|peer| Target {
+            .filter_map(|&worker| Some((worker, self.peered[worker].as_ref()?)))
+            .map(|(worker, peer)| Target {
                 engine: &peer.engine,
                 occupancy: occupancy(&self.view, &peer.engine),
                 draining: false,
+                backlog_ms: backlog_ms[worker],
             })
             .collect();
         let prompt = Prompt {
@@ -363,9 +381,19 @@ impl Router {
             block_size: around.prepared.block_size(),
             session: hashes.first().map_or(0, |hash| hash.low_u64()),
         };
-        let placed = match self.placer.place(&targets, &prompt, self.waiting_mode.is_some(), now, random) {
+        let patience = match self.waiting_mode {
+            None => Patience::None,
+            Some(_) if turn.is_overdue => Patience::Any,
+            Some(_) => Patience::Best,
+        };
+        let placed = match self.placer.place(&targets, &prompt, patience, now, random) {
             Ok(placed) => placed,
-            Err(why) => return Ok(Err(why)),
+            Err(why) => {
+                if let NotPlaced::Busy { index, prefill_ms, .. } = why {
+                    backlog_ms[workers[index]] += prefill_ms;
+                }
+                return Err(why);
+            }
         };
         let worker = workers[placed.index];
         let progress = around.book.of(request);
@@ -381,9 +409,10 @@ impl Router {
         let connection = self.peered[worker].as_ref().map_or(0, |peer| peer.connection);
         let message = ToWorker::Submit { router: self.index, connection, request, attempt, generated };
         around.network.request(self.index, worker, message);
+        let tokens = u64::from(placed.work.tokens_new);
         let flight = Flight { worker, attempt, key: placed.key, work: placed.work, has_first_token: false };
         self.flights.insert(request, flight);
-        Ok(Ok(()))
+        Ok(tokens)
     }
 
     /// Enters a change of an own placement and tells the others.
@@ -411,6 +440,21 @@ impl Router {
             }
         }
     }
+}
+
+/// A queue without bounds but for what one search looks at.
+fn queue(waiting: Option<Waiting>, now: Instant) -> FairQueue<RequestIdx> {
+    let Waiting { slack, n_scan_max, n_overtakes_max } = waiting.unwrap_or_default();
+    let bounds = QueueBounds {
+        n_requests_max: usize::MAX,
+        tokens_max: u64::MAX,
+        n_requests_per_tenant_max: usize::MAX,
+        tokens_per_tenant_max: u64::MAX,
+        n_scan_per_tenant_max: n_scan_max,
+        n_overtakes_max,
+        ..QueueBounds::default()
+    };
+    FairQueue::new(bounds, Order { slack, ..Order::default() }, now)
 }
 
 /// An engine's last report.

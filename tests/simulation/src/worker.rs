@@ -173,7 +173,12 @@ impl Worker {
         let Some((router, connection)) = self.owners.remove(&request) else { return };
         let event = OutputEvent::Failed(error);
         let output = Output { key: SequenceKey(u64::MAX), request: RequestId(request.into()), attempt, event };
-        network.answer(router, self.index, ToRouter::Frames { worker: self.index, connection, outputs: vec![output] });
+        network.answer(
+            router,
+            self.index,
+            connection,
+            ToRouter::Frames { worker: self.index, connection, outputs: vec![output] },
+        );
     }
 
     /// Ends what a router asked over a connection that is gone.
@@ -237,7 +242,12 @@ impl Worker {
             }
         }
         for (router, connection, outputs) in frames {
-            network.answer(router, self.index, ToRouter::Frames { worker: self.index, connection, outputs });
+            network.answer(
+                router,
+                self.index,
+                connection,
+                ToRouter::Frames { worker: self.index, connection, outputs },
+            );
         }
     }
 

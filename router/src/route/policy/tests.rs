@@ -43,6 +43,7 @@ fn with_situation<T>(rows: &[Row], change: impl Fn(&mut Situation<'_>), then: im
             tokens_running: 0,
             blocks: None,
             cost: COST,
+            backlog_ms: 0.0,
             tokens_cached,
             tokens_promised: 0,
         })
