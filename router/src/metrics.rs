@@ -7,13 +7,15 @@ use daemon::telemetry::metrics::{Counter, Gauge, Histogram, Scope, scope};
 use daemon::telemetry::names;
 
 use crate::generate::Operation;
+use crate::route::Reason;
 
 /// The metrics of one router.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     scope: Scope,
     model: String,
-    policy: &'static str,
+    /// Decisions by reason, then those about requests that were placed before.
+    placed: [Counter; Reason::ALL.len() + 1],
     pub(crate) running: Gauge,
     /// Requests that wait to be placed.
     pub(crate) queued: Gauge,
@@ -67,9 +69,12 @@ impl Metrics {
             first_token: of(&names::TIME_TO_FIRST_TOKEN, two),
             per_token: of(&names::TIME_PER_OUTPUT_TOKEN, two),
             duration: of(&names::REQUEST_DURATION, three),
+            placed: std::array::from_fn(|index| {
+                let reason = Reason::ALL.get(index).map_or("replaced", |reason| reason.name());
+                scope.counter(&names::ROUTE_DECISIONS, &[policy, reason])
+            }),
             scope,
             model: model.to_owned(),
-            policy,
         }
     }
 
@@ -79,8 +84,11 @@ impl Metrics {
         Counted(self.running.clone())
     }
 
-    pub(crate) fn placed(&self, reason: &'static str) {
-        self.scope.counter(&names::ROUTE_DECISIONS, &[self.policy, reason]).inc();
+    /// Counts a decision; one for a request that was placed before counts apart, whatever its reason.
+    pub(crate) fn placed(&self, reason: Reason, is_again: bool) {
+        let (again, first) = self.placed.split_last().expect("there is one more than reasons");
+        let counter = if is_again { again } else { &first[reason as usize] };
+        counter.inc();
     }
 
     /// Notes how far a predicted time to first token was off.

@@ -16,6 +16,7 @@ use crate::text::TextModel;
 #[derive(Debug)]
 pub struct ServedModel {
     identity: ModelIdentity,
+    system_fingerprint: String,
     block_size: OnceLock<u32>,
     key: HashKey,
     /// Its tokenizer and chat template.
@@ -52,6 +53,7 @@ impl ServedModel {
         };
         let block_size = config.block_size.map_or_else(OnceLock::new, OnceLock::from);
         Ok(Self {
+            system_fingerprint: format!("fp_{}", &identity.model.to_string()[..10]),
             identity,
             block_size,
             key,
@@ -68,9 +70,8 @@ impl ServedModel {
     }
 
     /// Stands for what decides an answer, for clients that compare seeds.
-    pub fn system_fingerprint(&self) -> String {
-        let whole = self.identity.model.to_string();
-        format!("fp_{}", &whole[..10])
+    pub fn system_fingerprint(&self) -> &str {
+        &self.system_fingerprint
     }
 
     /// Entries of the output head.

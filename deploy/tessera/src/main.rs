@@ -14,6 +14,10 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 
+/// Weights and caches are mapped by the kernels, so this serves requests only.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Time for what still blocks a thread when the command is done.
 const LINGER: Duration = Duration::from_millis(500);
 

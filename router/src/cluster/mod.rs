@@ -159,7 +159,7 @@ impl Cluster {
         span.record(attribute::ROUTE_REASON, reason);
         span.record(attribute::ROUTE_CACHED_TOKENS, chosen.tokens_cached);
         span.record(attribute::ROUTE_PREDICTED_MS, chosen.prediction.first_token_ms);
-        self.metrics.placed(if patience == Patience::None { "replaced" } else { reason });
+        self.metrics.placed(decision.reason, patience == Patience::None);
         self.decisions.put(request, key, decision, now);
         Ok(Placement { engine: Arc::clone(engines[index]), flight: Flight::new(self, request, key, work) })
     }

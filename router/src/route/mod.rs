@@ -98,6 +98,9 @@ pub trait RoutePolicy: Send + Sync {
 }
 
 impl Reason {
+    /// Every reason, in the order of their values.
+    pub const ALL: [Self; 6] = [Self::Only, Self::Turn, Self::Load, Self::Prefix, Self::Balance, Self::Session];
+
     /// Lower-case name for metrics.
     pub fn name(self) -> &'static str {
         match self {

@@ -9,7 +9,7 @@ use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithExportConfig as _
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
 use serde::{Deserialize, Serialize};
-use tracing_subscriber::filter::{LevelFilter, ParseError};
+use tracing_subscriber::filter::{LevelFilter, ParseError, filter_fn};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::{SubscriberInitExt as _, TryInitError};
 use tracing_subscriber::{EnvFilter, Layer as _};
@@ -109,13 +109,21 @@ pub fn init(config: &TelemetryConfig, role: &'static str) -> Result<Guard, InitE
         .with_tracer(provider.tracer("tessera"))
         .with_location(false)
         .with_threads(false)
+        // Entering a span is done at every poll, so it costs nothing here.
+        .with_tracked_inactivity(false)
+        .with_context_activation(false)
         .with_filter(LevelFilter::INFO);
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let lines = match config.format {
         LogFormat::Pretty => lines.compact().with_ansi(std::io::stderr().is_terminal()).boxed(),
         LogFormat::Json => lines.json().flatten_event(true).with_current_span(true).with_span_list(false).boxed(),
     };
-    tracing_subscriber::registry().with(filter(config)?).with(lines).with(traces).try_init()?;
+    let filter = filter(config)?;
+    // Lines for people name the request only where more is asked for: its span is not formatted for nobody.
+    let with_spans =
+        config.format == LogFormat::Json || filter.max_level_hint().is_some_and(|most| most > LevelFilter::INFO);
+    let lines = lines.with_filter(filter_fn(move |metadata| with_spans || metadata.is_event()));
+    tracing_subscriber::registry().with(filter).with(lines).with(traces).try_init()?;
     Ok(Guard { provider, timeout: Duration::from_millis(config.export_timeout_ms) })
 }
 

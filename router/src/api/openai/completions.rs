@@ -1,5 +1,6 @@
 //! `POST /v1/completions`.
 
+use std::fmt;
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -7,8 +8,8 @@ use axum::extract::State;
 use axum::response::Response;
 use contract::error::RequestError;
 use http::HeaderMap;
-use serde::Deserialize;
-use serde::de::MapAccess;
+use serde::de::{self, MapAccess, SeqAccess, Unexpected, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use super::body::{Fields, parse, value};
 use super::error::ApiError;
@@ -27,13 +28,86 @@ struct Completion {
     prompt: Option<Prompts>,
 }
 
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "expected a string, a list of strings, a list of token ids, or a list of such lists")]
 enum Prompts {
     Text(String),
     Tokens(Vec<u32>),
     Texts(Vec<String>),
     TokenLists(Vec<Vec<u32>>),
+}
+
+/// One entry of a list of prompts.
+enum Entry {
+    Token(u32),
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+const PROMPTS: &str = "a string, a list of strings, a list of token ids, or a list of such lists";
+
+/// Long lists of tokens are the common case, so nothing is buffered: the first entry tells what the others must be.
+impl<'de> Deserialize<'de> for Prompts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reads;
+        impl<'de> Visitor<'de> for Reads {
+            type Value = Prompts;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(PROMPTS)
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Prompts, E> {
+                Ok(Prompts::Text(text.to_owned()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut entries: A) -> Result<Prompts, A::Error> {
+                Ok(match entries.next_element()? {
+                    None => Prompts::Tokens(Vec::new()),
+                    Some(Entry::Token(first)) => Prompts::Tokens(rest(first, entries)?),
+                    Some(Entry::Text(first)) => Prompts::Texts(rest(first, entries)?),
+                    Some(Entry::Tokens(first)) => Prompts::TokenLists(rest(first, entries)?),
+                })
+            }
+        }
+        deserializer.deserialize_any(Reads)
+    }
+}
+
+impl<'de> Deserialize<'de> for Entry {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reads;
+        impl<'de> Visitor<'de> for Reads {
+            type Value = Entry;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(PROMPTS)
+            }
+
+            fn visit_u64<E: de::Error>(self, token: u64) -> Result<Entry, E> {
+                u32::try_from(token).map(Entry::Token).map_err(|_| E::invalid_value(Unexpected::Unsigned(token), &self))
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Entry, E> {
+                Ok(Entry::Text(text.to_owned()))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut tokens: A) -> Result<Entry, A::Error> {
+                let mut all = Vec::new();
+                while let Some(token) = tokens.next_element()? {
+                    all.push(token);
+                }
+                Ok(Entry::Tokens(all))
+            }
+        }
+        deserializer.deserialize_any(Reads)
+    }
+}
+
+fn rest<'de, T: Deserialize<'de>, A: SeqAccess<'de>>(first: T, mut entries: A) -> Result<Vec<T>, A::Error> {
+    let mut all = vec![first];
+    while let Some(entry) = entries.next_element()? {
+        all.push(entry);
+    }
+    Ok(all)
 }
 
 impl Fields for Completion {
