@@ -22,10 +22,10 @@ pub enum Error {
         known: String,
     },
     /// The model's files cannot be opened.
-    #[error("cannot open the model: {0}")]
+    #[error("cannot open the model")]
     Model(#[from] models::OpenError),
     /// The model's tokenizer cannot be built.
-    #[error("cannot build the tokenizer of {path}: {source}")]
+    #[error("cannot build the tokenizer of {path}")]
     Text {
         /// The model.
         path: String,
@@ -59,9 +59,9 @@ pub enum Error {
     #[error(transparent)]
     Serve(#[from] ServeError),
     /// Membership cannot be configured.
-    #[error("cannot use membership: {0}")]
+    #[error("cannot use membership")]
     Membership(#[from] membership::Error),
     /// A part of the router panicked.
-    #[error("a part of the router failed: {0}")]
+    #[error("a part of the router failed")]
     Part(#[from] tokio::task::JoinError),
 }
