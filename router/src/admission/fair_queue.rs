@@ -154,9 +154,9 @@ impl Default for QueueBounds {
             tokens_max: 64 << 20,
             n_requests_per_tenant_max: 2_048,
             tokens_per_tenant_max: 32 << 20,
-            n_scan_max: 32,
-            n_scan_per_tenant_max: 8,
-            n_overtakes_max: 16,
+            n_scan_max: 64,
+            n_scan_per_tenant_max: 32,
+            n_overtakes_max: 256,
         }
     }
 }

@@ -35,7 +35,7 @@ pub(super) type Rank = (i64, u64);
 
 impl Default for Order {
     fn default() -> Self {
-        Self { patience_ms: 30_000, slack: 0.0 }
+        Self { patience_ms: 30_000, slack: 6.0 }
     }
 }
 

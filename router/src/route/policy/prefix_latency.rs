@@ -3,8 +3,11 @@
 use super::least;
 use crate::route::{Candidate, Choice, Reason, RoutePolicy, Situation};
 
-/// What a millisecond of prefill costs those that come later, beside what it costs this request.
+/// What a millisecond of prefill costs those that come later, beside what it costs this request, where nobody waits.
 const PRICE_OF_WORK: f64 = 0.6;
+/// How much more it costs for each millisecond that engines have ahead of them on average: the more wait, the more a
+/// prompt that is computed again delays, and under overload hits are all that keeps up.
+const PRICE_OF_WORK_PER_MS: f64 = 0.003;
 
 /// Takes the least predicted time to first token, plus a price for the work that delays later requests.
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +23,9 @@ impl RoutePolicy for PrefixLatency {
         if all.len() == 1 {
             return Choice { index: 0, reason: Reason::Only };
         }
-        let index = least(situation, |index| score_ms(situation, &all[index]));
+        let wait_ms_mean = all.iter().map(Candidate::wait_ms).sum::<f64>() / all.len() as f64;
+        let price = PRICE_OF_WORK + PRICE_OF_WORK_PER_MS * wait_ms_mean;
+        let index = least(situation, |index| score_ms(situation, &all[index], price));
         let cached = |candidate: &Candidate<'_>| candidate.tokens_cached;
         let longest = all.iter().map(cached).max().unwrap_or(0);
         let reason = match cached(&all[index]) {
@@ -33,7 +38,7 @@ impl RoutePolicy for PrefixLatency {
 }
 
 /// What a candidate is worth, in milliseconds; less is better.
-fn score_ms(situation: &Situation<'_>, candidate: &Candidate<'_>) -> f64 {
+fn score_ms(situation: &Situation<'_>, candidate: &Candidate<'_>, price: f64) -> f64 {
     let prediction = situation.predict(candidate);
     let missed_ms = prediction.decode_ms - situation.decode_ms_goal;
     // A goal is a bound, not a price: where some engine meets it, one that does not is not taken.
@@ -42,5 +47,5 @@ fn score_ms(situation: &Situation<'_>, candidate: &Candidate<'_>) -> f64 {
     let lacks_room = candidate.blocks.is_some_and(|room| room.tokens_available < needed);
     // Whoever lacks blocks waits for others to end, which takes longer than any queue of prompts.
     let room_ms = if lacks_room { 1e6 } else { 0.0 };
-    prediction.first_token_ms + PRICE_OF_WORK * prediction.prefill_ms + goal_ms + room_ms
+    prediction.first_token_ms + price * prediction.prefill_ms + goal_ms + room_ms
 }
