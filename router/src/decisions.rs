@@ -42,7 +42,8 @@ impl Decisions {
     /// Remembers a decision about a request.
     pub(crate) fn put(&self, request: RequestId, key: PlacementKey, decision: Decision, placed_at: Instant) {
         let n_considered = decision.considered.len();
-        let decision = soonest(decision);
+        let mut decision = decision.soonest_first();
+        decision.considered.truncate(N_CONSIDERED_MAX);
         let remembered = Remembered { key, decision, n_considered, placed_at, first_token_ms: None };
         let mut ring = self.ring();
         let ring = &mut *ring;
@@ -77,15 +78,6 @@ impl Decisions {
     fn ring(&self) -> MutexGuard<'_, Ring> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Keeps the engines from which the first token was expected soonest, the chosen one among them and first.
-fn soonest(decision: Decision) -> Decision {
-    let Decision { mut considered, chosen, reason } = decision;
-    considered.swap(0, chosen);
-    considered[1..].sort_by(|one, two| one.prediction.first_token_ms.total_cmp(&two.prediction.first_token_ms));
-    considered.truncate(N_CONSIDERED_MAX);
-    Decision { considered, chosen: 0, reason }
 }
 
 #[cfg(test)]

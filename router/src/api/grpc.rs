@@ -127,10 +127,8 @@ impl Inference for Grpc {
 }
 
 fn placement(decision: Decision, n_considered: Option<usize>, first_token_ms: Option<f64>) -> wire::PlacementDecision {
-    let Decision { mut considered, chosen, reason } = decision;
+    let Decision { considered, reason, .. } = decision.soonest_first();
     let n_considered = n_considered.unwrap_or(considered.len());
-    considered.swap(0, chosen);
-    considered[1..].sort_by(|one, two| one.prediction.first_token_ms.total_cmp(&two.prediction.first_token_ms));
     let candidate = |one: Considered| wire::PlacementCandidate {
         engine: one.engine.to_string(),
         cached_tokens: one.tokens_cached,

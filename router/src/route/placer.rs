@@ -315,6 +315,14 @@ impl Decision {
     pub fn chosen(&self) -> &Considered {
         &self.considered[self.chosen]
     }
+
+    /// The same with the chosen engine first, then those whose first token was expected soonest.
+    pub(crate) fn soonest_first(mut self) -> Self {
+        self.considered.swap(0, self.chosen);
+        self.considered[1..]
+            .sort_by(|one, two| one.prediction.first_token_ms.total_cmp(&two.prediction.first_token_ms));
+        Self { chosen: 0, ..self }
+    }
 }
 
 /// What engines cost that have not reported: as much as the one of the first that has.
