@@ -122,6 +122,7 @@ impl From<&Occupancy> for wire::Occupancy {
             tokens_queued: occupancy.tokens_queued,
             tokens_running: occupancy.tokens_running,
             cost: Some(occupancy.cost.into()),
+            step_tokens: occupancy.step_tokens,
         }
     }
 }
@@ -139,6 +140,7 @@ impl TryFrom<wire::Occupancy> for Occupancy {
             tokens_queued: occupancy.tokens_queued,
             tokens_running: occupancy.tokens_running,
             cost: occupancy.cost.map(Into::into).unwrap_or_default(),
+            step_tokens: occupancy.step_tokens,
         })
     }
 }
@@ -233,6 +235,7 @@ mod tests {
             tokens_queued: 3,
             tokens_running: 4,
             cost: CostCoefficients { decode_base_ms: 1.5, ..CostCoefficients::default() },
+            step_tokens: 512,
         };
         let engine_view = EngineView {
             engine,

@@ -121,6 +121,7 @@ fn occupancy(member: &Member, step: u64) -> Occupancy {
         tokens_queued: 0,
         tokens_running: 7,
         cost: CostCoefficients::default(),
+        step_tokens: 0,
     }
 }
 

@@ -106,6 +106,7 @@ mod tests {
             tokens_queued: 0,
             tokens_running: 0,
             cost: CostCoefficients::default(),
+            step_tokens: 0,
         }
     }
 

@@ -44,4 +44,6 @@ pub struct Occupancy {
     pub tokens_running: u64,
     /// Fitted costs of a step.
     pub cost: CostCoefficients,
+    /// Prompt tokens that a step computes at most; 0 is not known.
+    pub step_tokens: u32,
 }

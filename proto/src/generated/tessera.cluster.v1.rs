@@ -102,6 +102,9 @@ pub struct Occupancy {
     pub tokens_running: u64,
     #[prost(message, optional, tag = "8")]
     pub cost: ::core::option::Option<CostCoefficients>,
+    /// Prompt tokens that a step computes at most; 0 is not known.
+    #[prost(uint32, tag = "9")]
+    pub step_tokens: u32,
 }
 /// allocated + cached + free = total.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

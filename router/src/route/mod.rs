@@ -4,6 +4,7 @@ pub mod directory;
 pub mod placer;
 pub mod policy;
 mod predict;
+mod recent;
 
 use contract::cost::CostCoefficients;
 use contract::ids::EngineId;
@@ -28,6 +29,10 @@ pub struct Candidate<'a> {
     pub blocks: Option<Room>,
     /// What its steps cost; a guess before it reported.
     pub cost: CostCoefficients,
+    /// Prompt tokens that a step of it computes at most; 0 is not known.
+    pub step_tokens: u64,
+    /// Requests that were placed there of late, those of long ago less.
+    pub n_recent: f64,
     /// Predicted prefill of what waits at the router for it and goes before the request, in milliseconds.
     pub backlog_ms: f64,
     /// Tokens of the prompt that are cached there or promised to be.

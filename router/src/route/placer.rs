@@ -13,6 +13,7 @@ use contract::ledger::{Ledger, LedgerEvent, PlacedWork, PlacementKey};
 use contract::occupancy::Occupancy;
 
 use super::directory::{Match, PrefixDirectory};
+use super::recent::Recent;
 use super::{Candidate, Choice, Prediction, Reason, Room, RoutePolicy, Situation};
 
 /// What an engine is taken to cost before any has reported: only the order of candidates depends on it.
@@ -140,6 +141,7 @@ pub struct Placer {
     router: Incarnation,
     directory: PrefixDirectory,
     ledger: Mutex<Ledger>,
+    recent: Mutex<Recent>,
     n_placed: AtomicU64,
     turns: AtomicU64,
 }
@@ -153,6 +155,7 @@ impl Placer {
             router,
             directory: PrefixDirectory::new(settings.directory_bytes_max),
             ledger: Mutex::default(),
+            recent: Mutex::default(),
             n_placed: AtomicU64::new(0),
             turns: AtomicU64::new(0),
         }
@@ -230,12 +233,19 @@ impl Placer {
 
     /// Takes a change of the ledger: this router's own, or what others told.
     pub fn tell(&self, event: LedgerEvent, now: Instant) {
+        if let LedgerEvent::Placed(_, work) = &event {
+            self.recent().add(&work.engine, now);
+        }
         self.ledger().apply(event, now);
     }
 
     /// What is placed and has not ended.
     pub fn ledger(&self) -> MutexGuard<'_, Ledger> {
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn recent(&self) -> MutexGuard<'_, Recent> {
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn next_key(&self) -> PlacementKey {
@@ -283,7 +293,7 @@ impl Placer {
     ) -> Vec<Candidate<'a>> {
         let cost = usual_cost(targets.clone());
         let matches = self.directory.lookup(prompt.hashes, now);
-        let ledger = self.ledger();
+        let (ledger, recent) = (self.ledger(), self.recent());
         let block_size = u64::from(prompt.block_size);
         let candidate = |target: &'a Target<'a>| {
             let found = self.directory.slot(target.engine).map_or(Match::default(), |slot| matches.of(slot));
@@ -301,6 +311,8 @@ impl Placer {
                     tokens_total: u64::from(occupancy.blocks.total) * block_size,
                 }),
                 cost: reported.map(|occupancy| occupancy.cost).filter(is_known).unwrap_or(cost),
+                step_tokens: reported.map_or(0, |occupancy| u64::from(occupancy.step_tokens)),
+                n_recent: recent.of(target.engine, now),
                 backlog_ms: target.backlog_ms,
                 tokens_cached,
                 tokens_promised: (found.n_promised as u64 * block_size).min(tokens_cached),

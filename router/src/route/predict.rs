@@ -25,8 +25,12 @@ impl Situation<'_> {
         let wait_ms = candidate.wait_ms();
         let batch = u64::from(candidate.load.n_decoding);
         let tokens = candidate.load.tokens_decoding.max(candidate.tokens_running);
-        // The step that ends the prefill also decodes for those that run.
-        let first_token_ms = wait_ms + prefill_ms + candidate.cost.decode_ms(batch, tokens);
+        // Each step of a prefill also decodes for those that run: its own, and those ahead of it.
+        let budget = if candidate.step_tokens == 0 { u64::MAX } else { candidate.step_tokens };
+        let steps_ahead = if candidate.step_tokens == 0 { 0.0 } else { wait_ms / candidate.cost.prefill_ms(budget, 0) };
+        let first_token_ms = wait_ms
+            + steps_ahead * candidate.cost.decode_ms(batch, tokens)
+            + candidate.cost.prefill_beside_ms(new, context, budget, batch, tokens);
         let decode_ms = candidate.cost.decode_ms(batch + 1, tokens + self.n_prompt_tokens);
         Prediction { wait_ms, prefill_ms, first_token_ms, decode_ms }
     }

@@ -50,6 +50,7 @@ fn occupancy(engine: EngineId, step: u64) -> Occupancy {
         tokens_queued: 0,
         tokens_running: step,
         cost: CostCoefficients::default(),
+        step_tokens: 0,
     }
 }
 

@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::options::Options;
 use crate::prepared::Prepared;
 use crate::report::Report;
-use crate::rivals::{BlockCount, LeastPredicted, THRESHOLDS};
+use crate::rivals::{BlockCount, LeastPredicted, SGLANG_RULES, THRESHOLDS};
 use crate::{SimulationError, simulate};
 
 /// A load at a speed, with what each policy made of it.
@@ -73,8 +73,8 @@ pub fn compare(
 /// Runs of [`compare`] over so many cells and seeds.
 #[must_use]
 pub fn n_runs(n_cells: usize, n_seeds: usize) -> usize {
-    // The default policy and four rivals for each seed, and the other thresholds for the first.
-    n_cells * (5 * n_seeds + THRESHOLDS.len() - 1)
+    // The default policy and five rivals for each seed, and before that all thresholds of two for the first.
+    n_cells * (6 * n_seeds + THRESHOLDS.len() + SGLANG_RULES.len())
 }
 
 /// Runs all, on threads, in any order; results are in the order of `jobs`.
@@ -117,11 +117,13 @@ struct Contest<'a> {
 impl Contest<'_> {
     fn cell(&self) -> Result<Cell, SimulationError> {
         let ours = self.base.policy;
-        let best = self.best_threshold()?;
+        let sglang = self.best(&SGLANG_RULES)?;
+        let threshold = self.best(&THRESHOLDS)?;
         let rival = |policy: &'static dyn RoutePolicy, name: String| (self.immediate(policy), name);
         let contenders = [
             (self.base.clone(), ours.name().to_owned()),
-            rival(best, threshold_name(best)),
+            rival(sglang, named("sglang", &sglang.0)),
+            rival(threshold, named("prefix_threshold", threshold)),
             rival(&LeastLoaded, "least_tokens".to_owned()),
             rival(&BlockCount::USUAL, "block_count".to_owned()),
             rival(&LeastPredicted, "least_predicted".to_owned()),
@@ -148,14 +150,14 @@ impl Contest<'_> {
     }
 
     /// The thresholds that do best with the first seed.
-    fn best_threshold(&self) -> Result<&'static PrefixThreshold, SimulationError> {
-        let jobs: Vec<(&Prepared, Options)> = THRESHOLDS
+    fn best<P: RoutePolicy>(&self, rivals: &'static [P]) -> Result<&'static P, SimulationError> {
+        let jobs: Vec<(&Prepared, Options)> = rivals
             .iter()
             .map(|policy| (self.load, Options { seed: self.seeds[0], ..self.immediate(policy) }))
             .collect();
         let reports = run_all(&jobs, self.n_threads, self.n_done)?;
         let best = reports.iter().enumerate().min_by(|(_, a), (_, b)| a.ttft_s.mean.total_cmp(&b.ttft_s.mean));
-        Ok(&THRESHOLDS[best.map_or(0, |(index, _)| index)])
+        Ok(&rivals[best.map_or(0, |(index, _)| index)])
     }
 
     fn immediate(&self, policy: &'static dyn RoutePolicy) -> Options {
@@ -163,9 +165,9 @@ impl Contest<'_> {
     }
 }
 
-fn threshold_name(policy: &PrefixThreshold) -> String {
-    let PrefixThreshold { share_min, imbalance_requests, imbalance_ratio } = policy;
-    format!("prefix_threshold ({share_min}, {imbalance_requests}, {imbalance_ratio})")
+fn named(name: &str, thresholds: &PrefixThreshold) -> String {
+    let PrefixThreshold { share_min, imbalance_requests, imbalance_ratio } = thresholds;
+    format!("{name} ({share_min}, {imbalance_requests}, {imbalance_ratio})")
 }
 
 impl Cell {

@@ -19,6 +19,34 @@ impl RoutePolicy for LeastPredicted {
     }
 }
 
+/// The rule of SGLang's gateway (`sgl-router/src/policies/cache_aware.rs`), over a directory that knows what is cached
+/// where the gateway guesses from what it sent.
+///
+/// Its tree names one of the workers that hold the longest prefix, whichever that is; here chance does.
+/// What matches too little goes to the worker with the smallest tree; here to the one that got fewest requests of late.
+#[derive(Clone, Copy, Debug)]
+pub struct SglangRule(pub PrefixThreshold);
+
+impl RoutePolicy for SglangRule {
+    fn name(&self) -> &'static str {
+        "sglang"
+    }
+
+    fn choose(&self, situation: &Situation<'_>) -> Choice {
+        let all = situation.candidates;
+        if self.0.is_out_of_balance(all) {
+            let by_load = |index: usize| f64::from(all[index].n_requests());
+            return Choice { index: least(situation, by_load), reason: Reason::Balance };
+        }
+        let longest = all.iter().map(|candidate| candidate.tokens_cached).max().unwrap_or(0);
+        if longest as f64 <= self.0.share_min * situation.n_prompt_tokens as f64 {
+            return Choice { index: least(situation, |index| all[index].n_recent), reason: Reason::Load };
+        }
+        let behind = |index: usize| (longest - all[index].tokens_cached) as f64;
+        Choice { index: least(situation, behind), reason: Reason::Prefix }
+    }
+}
+
 /// Counts blocks, as Dynamo's KV router does: blocks to prefill, less those that are cached, and blocks that decode.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockCount {
@@ -55,12 +83,25 @@ impl RoutePolicy for BlockCount {
 /// Looks a rival up by its name.
 #[must_use]
 pub fn by_name(name: &str) -> Option<&'static dyn RoutePolicy> {
-    let rivals: [&'static dyn RoutePolicy; 2] = [&LeastPredicted, &BlockCount::USUAL];
+    let rivals: [&'static dyn RoutePolicy; 3] =
+        [&LeastPredicted, &BlockCount::USUAL, &SglangRule(PrefixThreshold::USUAL)];
     rivals.into_iter().find(|policy| policy.name() == name)
 }
 
-/// Thresholds to choose the best of, so that this rival is fairly tuned.
+/// Thresholds to choose the best of, so that these rivals are fairly tuned.
 pub static THRESHOLDS: [PrefixThreshold; 27] = sweep();
+/// SGLang's rule with each of them.
+pub static SGLANG_RULES: [SglangRule; 27] = sglang_rules();
+
+const fn sglang_rules() -> [SglangRule; 27] {
+    let (thresholds, mut all) = (sweep(), [SglangRule(PrefixThreshold::USUAL); 27]);
+    let mut index = 0;
+    while index < all.len() {
+        all[index] = SglangRule(thresholds[index]);
+        index += 1;
+    }
+    all
+}
 
 const fn sweep() -> [PrefixThreshold; 27] {
     let mut all = [PrefixThreshold::USUAL; 27];

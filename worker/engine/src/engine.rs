@@ -188,6 +188,7 @@ impl Engine {
             tokens_queued: self.waiting.n_tokens() + n_prefill as u64,
             tokens_running: n_context as u64,
             cost,
+            step_tokens: self.config.prefill_budget.unwrap_or(self.config.token_budget),
         }
     }
 

@@ -1,7 +1,7 @@
 //! The engine that holds most of the prompt, unless the load is out of balance: fixed thresholds, as SGLang's gateway has.
 
 use super::least;
-use crate::route::{Choice, Reason, RoutePolicy, Situation};
+use crate::route::{Candidate, Choice, Reason, RoutePolicy, Situation};
 
 /// Follows prefixes while load is in balance, and load while it is not.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,6 +17,13 @@ pub struct PrefixThreshold {
 impl PrefixThreshold {
     /// Thresholds that do in most places.
     pub const USUAL: Self = Self { share_min: 0.25, imbalance_requests: 16, imbalance_ratio: 1.5 };
+
+    /// Whether the most loaded engine has too many requests more than the least loaded one.
+    pub fn is_out_of_balance(&self, all: &[Candidate<'_>]) -> bool {
+        let n_requests = || all.iter().map(Candidate::n_requests);
+        let (fewest, most) = (n_requests().min().unwrap_or(0), n_requests().max().unwrap_or(0));
+        most - fewest > self.imbalance_requests && f64::from(most) > self.imbalance_ratio * f64::from(fewest)
+    }
 }
 
 impl RoutePolicy for PrefixThreshold {
@@ -29,12 +36,8 @@ impl RoutePolicy for PrefixThreshold {
         if all.len() == 1 {
             return Choice { index: 0, reason: Reason::Only };
         }
-        let n_requests = || all.iter().map(|candidate| candidate.n_requests());
-        let (fewest, most) = (n_requests().min().unwrap_or(0), n_requests().max().unwrap_or(0));
         let by_load = |index: usize| f64::from(all[index].n_requests());
-        let is_out_of_balance =
-            most - fewest > self.imbalance_requests && f64::from(most) > self.imbalance_ratio * f64::from(fewest);
-        if is_out_of_balance {
+        if self.is_out_of_balance(all) {
             return Choice { index: least(situation, by_load), reason: Reason::Balance };
         }
         let longest = all.iter().map(|candidate| candidate.tokens_cached).max().unwrap_or(0);

@@ -43,6 +43,8 @@ fn with_situation<T>(rows: &[Row], change: impl Fn(&mut Situation<'_>), then: im
             tokens_running: 0,
             blocks: None,
             cost: COST,
+            step_tokens: 0,
+            n_recent: 0.0,
             backlog_ms: 0.0,
             tokens_cached,
             tokens_promised: 0,
