@@ -97,7 +97,7 @@ pub struct WorkerSettings {
     /// Longest wait for a worker to describe itself or to begin a watch.
     #[serde(deserialize_with = "at_least_one")]
     pub handshake_timeout_ms: u64,
-    /// A watch that is silent for this long is made anew.
+    /// A watch that is silent for this long is made anew, and until then its worker gets nothing: three of its heartbeats.
     #[serde(deserialize_with = "at_least_one")]
     pub kv_silence_ms_max: u64,
     /// Shortest wait before a lost watch is made anew.
@@ -163,7 +163,7 @@ impl Default for WorkerSettings {
             channel: ChannelOptions::default(),
             n_attempts_max: 3,
             handshake_timeout_ms: 5_000,
-            kv_silence_ms_max: 15_000,
+            kv_silence_ms_max: 3_000,
             backoff_ms_min: 50,
             backoff_ms_max: 2_000,
             directory_bytes_max: 256 << 20,
