@@ -18,6 +18,7 @@ pub use config::{OutOfRange, ServerConfig};
 pub use listener::{BindError, Listener};
 pub use readiness::Readiness;
 
+use self::stack::Stack;
 use crate::shutdown::Shutdown;
 
 /// A server that was given its services but no listener yet.
@@ -25,7 +26,7 @@ use crate::shutdown::Shutdown;
 pub struct Server {
     role: &'static str,
     config: ServerConfig,
-    grpc: Routes,
+    grpc: Option<Routes>,
     http: axum::Router,
     descriptors: Option<&'static [u8]>,
     service_names: Vec<&'static str>,
@@ -50,7 +51,7 @@ impl Server {
         Self {
             role,
             config,
-            grpc: Routes::default(),
+            grpc: None,
             http: axum::Router::new(),
             descriptors: None,
             service_names: Vec::new(),
@@ -61,7 +62,7 @@ impl Server {
     /// Serves these gRPC services.
     #[must_use]
     pub fn grpc(mut self, routes: Routes) -> Self {
-        self.grpc = routes;
+        self.grpc = Some(routes);
         self
     }
 
@@ -110,8 +111,8 @@ impl Server {
         });
         let metrics = metrics::Metrics::new(self.role, &listener.local_addr().to_string());
         let config = self.config.clone();
-        let router = stack::build(self, &readiness, &metrics)?;
-        connection::serve_until(listener, router, connection::Settings { config, readiness, metrics }, shutdown).await;
+        let stack = Stack::new(self, &readiness, &metrics)?;
+        connection::serve_until(listener, stack, connection::Settings { config, readiness, metrics }, shutdown).await;
         Ok(())
     }
 }

@@ -26,6 +26,11 @@ pub(super) const N_STREAMS_MAX: usize = 256;
 /// What an error tells of a name that the caller chose.
 const N_NAME_CHARS: usize = 256;
 
+/// Whether a path is one of the operators' routes.
+pub(super) fn has(path: &str) -> bool {
+    matches!(path, "/livez" | "/readyz" | "/metrics") || path.starts_with("/grpc.")
+}
+
 /// Makes the operators' routes.
 pub(super) fn router(
     readiness: &Readiness,

@@ -37,26 +37,30 @@ impl Admission {
         Self { places, metrics: metrics.clone() }
     }
 
-    fn place(self) -> Option<(OwnedSemaphorePermit, Metrics)> {
-        let Self { places, metrics } = self;
-        let permit = places.try_acquire_owned().ok();
+    /// Takes a place, if there is one.
+    pub(super) fn place(&self) -> Option<OwnedSemaphorePermit> {
+        let permit = Arc::clone(&self.places).try_acquire_owned().ok();
         if permit.is_none() {
-            metrics.refused_requests.inc();
+            self.metrics.refused_requests.inc();
         }
-        permit.map(|permit| (permit, metrics))
+        permit
+    }
+
+    /// Takes a place that counts among the requests that run until it is dropped.
+    pub(super) fn counted_place(&self) -> Option<(OwnedSemaphorePermit, Counted)> {
+        Some((self.place()?, Counted::new(&self.metrics.requests)))
     }
 }
 
-fn refuse() -> Response {
+/// Makes the answer to a request for which there is no place.
+pub(super) fn refuse() -> Response {
     let retry = [(header::RETRY_AFTER, RETRY_AFTER_SECONDS.to_string())];
     (StatusCode::SERVICE_UNAVAILABLE, retry, format!("{REASON}\n")).into_response()
 }
 
-/// Lets a bounded number of requests in, each until its response's last byte.
-pub(super) async fn admit(State(admission): State<Admission>, request: Request, next: Next) -> Response {
-    let Some((permit, metrics)) = admission.place() else { return refuse() };
-    let held = (permit, Counted::new(&metrics.requests));
-    next.run(request).await.map(|body| Body::new(Held { body, _held: held }))
+/// Lets `held` live until the response's last byte.
+pub(super) fn hold<T: Send + Unpin + 'static>(response: Response, held: T) -> Response {
+    response.map(|body| Body::new(Held { body, _held: held }))
 }
 
 /// Lets a bounded number of operators' endless streams in; other calls of theirs pass.
@@ -65,8 +69,10 @@ pub(super) async fn admit_streams(State(admission): State<Admission>, request: R
     if !(path.ends_with("/Watch") || path.ends_with("/ServerReflectionInfo")) {
         return next.run(request).await;
     }
-    let Some((permit, _)) = admission.place() else { return refuse() };
-    next.run(request).await.map(|body| Body::new(Held { body, _held: permit }))
+    match admission.place() {
+        Some(place) => hold(next.run(request).await, place),
+        None => refuse(),
+    }
 }
 
 /// Makes the refusal's status: one that a caller does not take for a lost server.

@@ -7,16 +7,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::Router;
 use hyper::rt::Executor;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
-use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
 use super::metrics::{Counted, Metrics};
+use super::stack::Stack;
 use super::{Listener, Readiness, ServerConfig, ms};
 use crate::shutdown::Shutdown;
 use crate::task::Tasks;
@@ -41,12 +40,12 @@ pub(super) struct Settings {
 }
 
 /// Serves until `shutdown`, then drains.
-pub(super) async fn serve_until(listener: Listener, router: Router, settings: Settings, shutdown: Shutdown) {
+pub(super) async fn serve_until(listener: Listener, stack: Stack, settings: Settings, shutdown: Shutdown) {
     let Settings { config, readiness, metrics } = settings;
     let tasks = Tasks::new();
     let shared = Arc::new(Shared {
         builder: builder(&config, &tasks),
-        router,
+        stack,
         read_timeout: ms(config.read_timeout_ms),
         draining: CancellationToken::new(),
         cut: CancellationToken::new(),
@@ -85,7 +84,7 @@ pub(super) async fn serve_until(listener: Listener, router: Router, settings: Se
 
 struct Shared {
     builder: Builder<TaskExecutor>,
-    router: Router,
+    stack: Stack,
     read_timeout: Duration,
     draining: CancellationToken,
     cut: CancellationToken,
@@ -129,8 +128,7 @@ fn admit(stream: TcpStream, shared: &Arc<Shared>, tasks: &Tasks, metrics: &Metri
 async fn drive(stream: TcpStream, shared: &Shared) {
     let n_read = Arc::new(AtomicUsize::new(0));
     let io = TokioIo::new(Counting { stream, n_read: Arc::clone(&n_read) });
-    let service = TowerToHyperService::new(shared.router.clone());
-    let mut connection = pin!(shared.builder.serve_connection(io, service));
+    let mut connection = pin!(shared.builder.serve_connection(io, shared.stack.clone()));
     let mut silence = pin!(tokio::time::sleep(shared.read_timeout));
     let (mut draining, mut spoke) = (false, false);
     loop {

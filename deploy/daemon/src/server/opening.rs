@@ -6,8 +6,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::extract::{Request, State};
-use axum::middleware::Next;
+use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use hyper::body::{Body as _, Frame};
@@ -18,16 +17,19 @@ type Piece = Result<Frame<Bytes>, axum::Error>;
 /// Waits for the first bytes of a body that was announced, for `patience` at most.
 ///
 /// Every body counts, whatever its content type says: gRPC methods are found by their path alone.
-pub(super) async fn open(State(patience): State<Duration>, request: Request, next: Next) -> Response {
+///
+/// # Errors
+/// The answer to a request whose body did not come.
+pub(super) async fn open(request: Request, patience: Duration) -> Result<Request, Response> {
     let (parts, mut body) = request.into_parts();
     if body.is_end_stream() {
-        return next.run(Request::from_parts(parts, body)).await;
+        return Ok(Request::from_parts(parts, body));
     }
     let Ok(first) = timeout(patience, first_bytes(&mut body)).await else {
-        return (StatusCode::REQUEST_TIMEOUT, "the request's body did not come in time\n").into_response();
+        return Err((StatusCode::REQUEST_TIMEOUT, "the request's body did not come in time\n").into_response());
     };
     let opened = Opened { first, rest: body, message: Message::default(), silence: None, patience };
-    next.run(Request::from_parts(parts, Body::new(opened))).await
+    Ok(Request::from_parts(parts, Body::new(opened)))
 }
 
 /// Takes the first piece that is not empty.
