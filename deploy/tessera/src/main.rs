@@ -89,8 +89,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Simulate(args) => return command::simulate::run(&args),
         command => command,
     };
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the async runtime")?;
+    let runtime = runtime().context("cannot start the async runtime")?;
     let result = runtime.block_on(async {
         match command {
             Command::Serve(args) => Box::pin(serve::run(args)).await,
@@ -105,6 +104,16 @@ fn run(command: Command) -> anyhow::Result<()> {
     });
     runtime.shutdown_timeout(LINGER);
     result
+}
+
+/// With one core there is nobody to hand tasks to, so that one thread does all without a word to others.
+fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    let n_cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut builder = match n_cores {
+        1 => tokio::runtime::Builder::new_current_thread(),
+        _ => tokio::runtime::Builder::new_multi_thread(),
+    };
+    builder.enable_all().build()
 }
 
 #[cfg(test)]
