@@ -18,6 +18,8 @@ METRICS = {
     "requests_per_s": ("requests/s", True),
     "cpu_us": ("CPU µs a request", False),
     "stream_ms": ("stream ms", False),
+    "added_p50_ms": ("added at p50, ms", False),
+    "added_p99_ms": ("added at p99, ms", False),
 }
 TITLES = {
     "engine": "In process, against llama.cpp",

@@ -1,9 +1,11 @@
 """Requests a second and CPU time of a router on one core: sglang-router before a stub, Tessera before an instant worker.
 
 The client (wrk), and whatever answers, share another core. sglang-router passes text on as it is; Tessera takes tokens, or
-text that it tokenises, places by cached prefixes, and turns tokens into text.
+text that it tokenises, places by cached prefixes, and turns tokens into text. What Tessera adds to a request's time beside
+the same call straight to its worker, and what it does with long prompts, no peer is asked.
 """
 
+import itertools
 import json
 import os
 import pathlib
@@ -29,11 +31,25 @@ CELLS = {
     "128 chunks streamed, 1 at a time": (TOKENS, 1, 128),
     "128 chunks streamed, 16 at a time": (TOKENS, 16, 128),
 }
+# Long prompts share their beginning; the rest of each is new.
+LONG_CELL, LONG_BYTES, LONG_SHARED, LONG_CONNECTIONS = "220 KB texts that share 90 %, 1 out, 4 at a time", 220_000, 0.9, 4
+LONG_CONTEXT = 131_072
+ADDED_CELL, ADDED_RATE = "128 in, 1 out, 200 a second", 200
+# Ways of `tessera bench router`.
+WAYS = {"tokens": "tokens in", "text": "text in"}
 SCRIPT = """\
 wrk.method = "POST"
 wrk.path = "/v1/completions"
 wrk.headers["Content-Type"] = "application/json"
 wrk.body = io.open(os.getenv("BODY")):read("*a")
+local n_fresh, words = tonumber(os.getenv("FRESH")), {}
+for word in string.gmatch(os.getenv("WORDS"), "%a+") do words[#words + 1] = word end
+function fresh_request()
+  local fresh = {}
+  for index = 1, n_fresh do fresh[index] = words[math.random(#words)] .. math.random(999) end
+  return wrk.format(nil, nil, nil, (string.gsub(wrk.body, "FRESH", table.concat(fresh, " "))))
+end
+if n_fresh > 0 then request = fresh_request end
 function done(summary, latency)
   local e = summary.errors
   io.write(string.format("{\\"requests\\": %d, \\"us\\": %d, \\"p50_us\\": %d, \\"p99_us\\": %d, \\"failed\\": %d}\\n",
@@ -90,7 +106,7 @@ class Tessera:
     def __init__(self, place):
         self.folder = tempfile.TemporaryDirectory(prefix="tessera-routers-")
         scheduler, worker, http, grpc = (process.free_port() for _ in range(4))
-        model = place.model("SmolLM2-135M-Instruct-bf16")
+        model = long_model(place.model("SmolLM2-135M-Instruct-bf16"), pathlib.Path(self.folder.name))
         at = "127.0.0.1:{}".format
         config = pathlib.Path(self.folder.name) / "cluster.toml"
         config.write_text(
@@ -109,6 +125,7 @@ class Tessera:
         self.others = [start("scheduler", OTHER_CORE, scheduler)]
         self.others.append(start("worker", OTHER_CORE, worker, "--engine", "sim", "--profile", "instant"))
         self.router = start("router", ROUTER_CORE, http)
+        self.grpc, self.worker, self.tessera = at(grpc), at(worker), place.tessera
         self.model = MODEL
 
     def prompt(self, prompt):
@@ -123,6 +140,25 @@ class Tessera:
 
 
 SUBJECTS = (Tessera, Sglang)
+
+
+def long_model(model, folder):
+    """The model's files, with a context that long prompts fit: nothing here looks at its weights."""
+    folder = folder / "model"
+    folder.mkdir()
+    for file in model.iterdir():
+        (folder / file.name).symlink_to(file)
+    config = json.loads((model / "config.json").read_text())
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": LONG_CONTEXT}))
+    return folder
+
+
+def long_text():
+    """What long prompts share, and the mark for what each has of its own."""
+    words = (WORDS[index * 7 % len(WORDS)] + str(index) for index in range(LONG_BYTES))
+    text = " ".join(itertools.islice(words, LONG_BYTES // 9))
+    return text[: int(LONG_BYTES * LONG_SHARED)] + " FRESH"
 
 
 class Section:
@@ -148,16 +184,36 @@ class Section:
         """All cells on one router."""
         running = subject(self.place)
         try:
-            return [one for name, cell in CELLS.items() for one in self.measure(running, name, cell)]
+            found = [one for name, cell in CELLS.items() for one in self.measure(running, name, cell)]
+            if subject is Tessera:
+                found += self.added(running)
+                n_fresh = int(LONG_BYTES * (1 - LONG_SHARED) / 9)
+                found += self.measure(running, LONG_CELL, (long_text(), LONG_CONNECTIONS, 1), n_fresh)
+            return found
         finally:
             running.stop()
 
-    def measure(self, running, name, cell):
+    def added(self, running):
+        """What the router adds to a request's time, by `tessera bench router`."""
+        command = pinned(OTHER_CORE, [running.tessera, "bench", "router", "--router", running.grpc, "--worker", running.worker])
+        command += ["--rate", ADDED_RATE, "--time-s", 2 * SECONDS, "--prompt-tokens", N_PROMPT, "--json"]
+        output = process.run(command, 2 * SECONDS + 60, log=self.place.log("tessera-bench-router"))
+        ways = {one["way"]: one for one in json.loads(output[output.index("{") :])["results"]}
+        straight = ways["worker"]["ms"]
+        values = {}
+        for way, title in WAYS.items():
+            if ways[way]["n_failed"]:
+                raise process.Failed(f"{title}: {ways[way]['failure']}")
+            for metric in ("p50", "p99"):
+                values[f"{ADDED_CELL}, {title}", f"added_{metric}_ms"] = ways[way]["ms"][metric] - straight[metric]
+        return [{"cell": cell, "metric": metric, "subject": running.name, "value": value} for (cell, metric), value in values.items()]
+
+    def measure(self, running, name, cell, n_fresh=0):
         """One cell: requests a second or the median stream, and CPU time."""
         prompt, connections, n_out = cell
-        self.load(running, prompt, connections, n_out, 1)
+        self.load(running, prompt, connections, n_out, 1, n_fresh)
         before = cpu_seconds(running.router.child.pid)
-        found = self.load(running, prompt, connections, n_out, SECONDS)
+        found = self.load(running, prompt, connections, n_out, SECONDS, n_fresh)
         cpu_us = (cpu_seconds(running.router.child.pid) - before) * 1e6 / max(found["requests"], 1)
         if found["failed"]:
             raise process.Failed(f"{running.name}, {name}: {found['failed']} of {found['requests']} requests failed")
@@ -168,8 +224,8 @@ class Section:
             values["stream_ms"] = found["p50_us"] / 1e3
         return [{"cell": name, "metric": metric, "subject": running.name, "value": value} for metric, value in values.items()]
 
-    def load(self, running, prompt, connections, n_out, seconds):
-        """Runs wrk and reads what it says."""
+    def load(self, running, prompt, connections, n_out, seconds, n_fresh=0):
+        """Runs wrk and reads what it says; each prompt gets `n_fresh` words of its own where it is marked."""
         body = {"model": running.model, "prompt": running.prompt(prompt), "max_tokens": n_out, "temperature": 0}
         body |= {"stream": True, "ignore_eos": True} if n_out > 1 else {}
         with tempfile.TemporaryDirectory(prefix="wrk-") as folder:
@@ -177,7 +233,7 @@ class Section:
             (folder / "body").write_text(json.dumps(body))
             (folder / "load.lua").write_text(SCRIPT)
             command = pinned(OTHER_CORE, ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "-s", folder / "load.lua"])
-            env = {"BODY": str(folder / "body")}
+            env = {"BODY": str(folder / "body"), "FRESH": str(n_fresh), "WORDS": " ".join(WORDS)}
             output = process.run([*command, running.router.url], seconds + 60, env=env, log=self.place.log("wrk"))
         found = re.search(r"^\{.*\}$", output, re.MULTILINE)
         if not found:
