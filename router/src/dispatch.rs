@@ -9,10 +9,10 @@ use contract::error::RequestError;
 use contract::ids::{EngineId, RequestId};
 use contract::request::GenerateRequest;
 use contract::stream::GenerateFrame;
+use daemon::telemetry::propagation::Trace;
 use proto::status::{ERROR_KEY, from_status};
 use proto::worker::v1 as wire;
 use tonic::{Code, Status, Streaming};
-use tracing::{Instrument as _, Span};
 
 use crate::cluster::{Cluster, Flight, Placement};
 use crate::model::PromptBlocks;
@@ -25,7 +25,7 @@ pub(crate) struct Dispatch {
     request: GenerateRequest,
     blocks: Arc<PromptBlocks>,
     deadline: Instant,
-    span: Span,
+    trace: Trace,
     /// Where to go first.
     placement: Option<Placement>,
     /// Engines that failed before the first token.
@@ -53,14 +53,14 @@ struct Call {
 
 impl Dispatch {
     /// Prepares a choice; nothing is sent before the first frame is asked for.
-    pub(crate) fn new(cluster: Arc<Cluster>, job: Job, span: Span) -> Self {
+    pub(crate) fn new(cluster: Arc<Cluster>, job: Job, trace: Trace) -> Self {
         Self {
             cluster,
             question: job.question,
             request: job.request,
             blocks: job.blocks,
             deadline: job.deadline,
-            span,
+            trace,
             placement: Some(job.placement),
             tried: Vec::new(),
             last_error: None,
@@ -140,12 +140,9 @@ impl Dispatch {
         }
         self.request.deadline = Some(left);
         let mut request = tonic::Request::new(wire::GenerateRequest::new(&self.request, &engine.id));
+        self.trace.inject(request.metadata_mut());
         let mut client = engine.client.clone();
-        let call = async move {
-            daemon::telemetry::propagation::inject(request.metadata_mut());
-            client.generate(request).await
-        };
-        let answer = tokio::time::timeout(left, call.instrument(self.span.clone())).await;
+        let answer = tokio::time::timeout(left, client.generate(request)).await;
         let worker = engine.id.worker.to_string();
         match answer {
             Ok(Ok(response)) => Ok(Call { worker, frames: response.into_inner(), flight }),

@@ -12,7 +12,7 @@ use proto::status::to_status;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
-use super::span::span;
+use super::span::trace;
 use crate::decisions::Remembered;
 use crate::generate::{Event, Input, Operation, Options, Permit, Prompt, Question, Service};
 use crate::route::placer::{Considered, Decision};
@@ -181,8 +181,8 @@ impl Grpc {
     }
 
     async fn answer(&self, question: Question, metadata: &MetadataMap) -> Result<Response<Responses>, Status> {
-        let span = span(&question, self.0.model.name(), metadata);
-        let answer = self.0.ask(question, span).await.map_err(|error| to_status(&error))?;
+        let trace = trace(&question, self.0.model.name(), metadata.as_ref());
+        let answer = self.0.ask(question, trace).await.map_err(|error| to_status(&error))?;
         let (id, model) = (answer.id.to_string(), self.0.model.name().to_owned());
         let events = answer.events.map(move |event| match event {
             Ok(Event::Delta(delta)) => Ok(wire::GenerateResponse {

@@ -1,13 +1,13 @@
 //! One span for each request, named by the semantic conventions and never holding text of it.
 
+use daemon::telemetry::propagation::Trace;
 use http::HeaderMap;
-use tonic::metadata::MetadataMap;
-use tracing::{Span, field};
+use tracing::field;
 
 use crate::generate::Question;
 
 /// Makes the span of a question as a child of the caller's.
-pub(super) fn span(question: &Question, model: &str, metadata: &MetadataMap) -> Span {
+pub(super) fn trace(question: &Question, model: &str, headers: &HeaderMap) -> Trace {
     let operation = question.operation.name();
     let options = &question.options;
     let span = tracing::info_span!(
@@ -33,11 +33,5 @@ pub(super) fn span(question: &Question, model: &str, metadata: &MetadataMap) -> 
         tessera.route.predicted_ms = field::Empty,
         error.type = field::Empty,
     );
-    daemon::telemetry::propagation::set_parent(&span, metadata);
-    span
-}
-
-/// Headers of an HTTP request as gRPC metadata, which they are.
-pub(super) fn metadata(headers: &HeaderMap) -> MetadataMap {
-    MetadataMap::from_headers(headers.clone())
+    Trace::new(span, headers)
 }

@@ -5,9 +5,10 @@ use std::time::Instant;
 
 use contract::error::RequestError;
 use contract::ids::{RequestId, Token};
+use daemon::telemetry::propagation::Trace;
 use futures::future::ready;
 use futures::stream::{BoxStream, SelectAll, StreamExt as _, once, select_all, unfold};
-use tracing::{Instrument as _, Span};
+use tracing::Instrument as _;
 
 use super::choice::{Choice, Progress};
 use super::gate::Claim;
@@ -38,9 +39,9 @@ impl Service {
     ///
     /// # Errors
     /// Whatever is wrong before anything was sent to a worker.
-    pub(crate) async fn ask(self: &Arc<Self>, question: Question, span: Span) -> Result<Answer, RequestError> {
+    pub(crate) async fn ask(self: &Arc<Self>, question: Question, trace: Trace) -> Result<Answer, RequestError> {
         let began = daemon::clock::now();
-        let result = self.begin(question, span, began).await;
+        let result = self.begin(question, trace, began).await;
         if let Err(error) = &result {
             self.metrics.refused(error);
         }
@@ -50,20 +51,20 @@ impl Service {
     async fn begin(
         self: &Arc<Self>,
         mut question: Question,
-        span: Span,
+        trace: Trace,
         began: Instant,
     ) -> Result<Answer, RequestError> {
         let permit = self.admission.admit(&question.tenant)?;
         let id = RequestId(daemon::random::u128());
-        let mut record = Record::new(&self.metrics, question.operation, span.clone(), began, permit);
+        let mut record = Record::new(&self.metrics, question.operation, trace.span().clone(), began, permit);
         let choices = async {
             let prepared = self.prepare(&mut question).await?;
             let n_tokens = prepared.iter().map(|prompt| prompt.requests[0].prompt.len()).sum::<usize>();
             let n_choices = prepared.iter().map(|prompt| prompt.requests.len()).sum();
             record.begin(u32::try_from(n_tokens).unwrap_or(u32::MAX), n_choices)?;
-            self.place(id, prepared, &question, began).await
+            self.place(id, prepared, &question, began, trace.clone()).await
         };
-        let choices = choices.instrument(span.clone()).await.inspect_err(|error| record.refuse(error))?;
+        let choices = choices.instrument(trace.span().clone()).await.inspect_err(|error| record.refuse(error))?;
         let n = question.options.n;
         let state = Some((choices, record));
         let events = unfold(state, move |state| async move {
@@ -96,6 +97,7 @@ impl Service {
         prepared: Vec<Prepared>,
         question: &Question,
         began: Instant,
+        trace: Trace,
     ) -> Result<Choices, RequestError> {
         let options = &question.options;
         let output = OutputOptions {
@@ -113,7 +115,7 @@ impl Service {
             deadline: deadline(began, self.limits.request_timeout_ms, options.timeout),
             output,
             stop_token_ids: options.stop_token_ids.clone(),
-            span: Span::current(),
+            trace,
         });
         let mut prompts = (0..).step_by(options.n as usize).zip(prepared);
         let (index, first) = prompts.next().expect("a question without prompts was refused");
@@ -142,7 +144,7 @@ struct Plan {
     deadline: Instant,
     output: OutputOptions,
     stop_token_ids: Vec<Token>,
-    span: Span,
+    trace: Trace,
 }
 
 impl Plan {
@@ -151,7 +153,7 @@ impl Plan {
         let Prepared { requests, blocks } = prepared;
         let service = &self.service;
         let n_tokens = requests[0].prompt.len() as u64;
-        let asked = Asked { question: self.id, n_tokens, blocks: Arc::clone(&blocks), span: self.span.clone() };
+        let asked = Asked { question: self.id, n_tokens, blocks: Arc::clone(&blocks), span: self.trace.span().clone() };
         let claim = Claim { tenant: &self.tenant, priority: self.priority, deadline: self.deadline };
         let first = service.acquire(claim, asked).await?;
         // All choices go to one engine, where the first computes the prompt for the others.
@@ -161,7 +163,7 @@ impl Plan {
         let choice = |(index, (request, placement))| {
             let blocks = Arc::clone(&blocks);
             let job = Job { question: self.id, request, blocks, deadline: self.deadline, placement };
-            let dispatch = Dispatch::new(Arc::clone(&service.cluster), job, self.span.clone());
+            let dispatch = Dispatch::new(Arc::clone(&service.cluster), job, self.trace.clone());
             let text = OutputText::new(Arc::clone(&service.model.text), self.output.clone());
             unfold(Choice::new(index, dispatch, text, self.stop_token_ids.clone()), next).boxed()
         };

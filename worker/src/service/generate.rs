@@ -7,7 +7,7 @@ use contract::ids::EngineId;
 use contract::request::GenerateRequest;
 use contract::stream::FinishReason;
 use daemon::clock;
-use daemon::telemetry::propagation;
+use daemon::telemetry::propagation::Trace;
 use futures::{Stream, StreamExt as _};
 use proto::status::to_status;
 use proto::worker::v1 as wire;
@@ -42,8 +42,8 @@ impl Observed {
             time_to_first_token_ms = field::Empty,
             duration_ms = field::Empty,
         );
-        propagation::set_parent(&span, metadata);
-        Self { span, began: clock::now(), n_tokens: 0 }
+        let trace = Trace::new(span, metadata.as_ref());
+        Self { span: trace.span().clone(), began: clock::now(), n_tokens: 0 }
     }
 
     /// The request's frames, noted as they pass.

@@ -82,14 +82,15 @@ pub enum InitError {
 #[derive(Debug)]
 #[must_use = "telemetry is flushed when this is dropped"]
 pub struct Guard {
-    provider: SdkTracerProvider,
+    provider: Option<SdkTracerProvider>,
     timeout: Duration,
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
         // A collector that is down is no reason to fail.
-        if let Err(error) = self.provider.shutdown_with_timeout(self.timeout) {
+        let Some(provider) = &self.provider else { return };
+        if let Err(error) = provider.shutdown_with_timeout(self.timeout) {
             tracing::warn!(%error, "traces may be incomplete: the last batch could not be exported");
         }
     }
@@ -104,15 +105,18 @@ impl Drop for Guard {
 /// Outside a tokio runtime when spans are exported.
 pub fn init(config: &TelemetryConfig, role: &'static str) -> Result<Guard, InitError> {
     let provider = tracer_provider(config, role)?;
-    // Spans are made also when none is exported, so that one trace context goes from router to worker.
-    let traces = tracing_opentelemetry::layer()
-        .with_tracer(provider.tracer("tessera"))
-        .with_location(false)
-        .with_threads(false)
-        // Entering a span is done at every poll, so it costs nothing here.
-        .with_tracked_inactivity(false)
-        .with_context_activation(false)
-        .with_filter(LevelFilter::INFO);
+    // A process that exports no spans makes none, and hands on the trace context that a request came with.
+    let layer = |provider: &SdkTracerProvider| {
+        tracing_opentelemetry::layer()
+            .with_tracer(provider.tracer("tessera"))
+            .with_location(false)
+            .with_threads(false)
+            // Entering a span is done at every poll, so it costs nothing here.
+            .with_tracked_inactivity(false)
+            .with_context_activation(false)
+            .with_filter(LevelFilter::INFO)
+    };
+    let traces = provider.as_ref().map(layer);
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let lines = match config.format {
         LogFormat::Pretty => lines.compact().with_ansi(std::io::stderr().is_terminal()).boxed(),
@@ -136,7 +140,8 @@ fn filter(config: &TelemetryConfig) -> Result<EnvFilter, InitError> {
     EnvFilter::try_new(&text).map_err(|source| InitError::Filter { filter: text, source })
 }
 
-fn tracer_provider(config: &TelemetryConfig, role: &'static str) -> Result<SdkTracerProvider, InitError> {
+/// What exports spans, if they are to go anywhere.
+fn tracer_provider(config: &TelemetryConfig, role: &'static str) -> Result<Option<SdkTracerProvider>, InitError> {
     let service = std::env::var("OTEL_SERVICE_NAME").unwrap_or_else(|_| format!("tessera-{role}"));
     let resource = Resource::builder().with_service_name(service).with_attribute(KeyValue::new("tessera.role", role));
     let sampler = Sampler::ParentBased(Box::new(Sampler::TraceIdRatioBased(config.sample_ratio)));
@@ -146,12 +151,12 @@ fn tracer_provider(config: &TelemetryConfig, role: &'static str) -> Result<SdkTr
         .clone()
         .or_else(|| std::env::var("OTEL_EXPORTER_OTLP_ENDPOINT").ok())
         .filter(|endpoint| !endpoint.is_empty());
-    let Some(endpoint) = endpoint else { return Ok(builder.build()) };
+    let Some(endpoint) = endpoint else { return Ok(None) };
     let exporter = SpanExporter::builder()
         .with_tonic()
         .with_endpoint(&endpoint)
         .with_timeout(Duration::from_millis(config.export_timeout_ms))
         .build()
         .map_err(|source| InitError::Exporter { endpoint, source })?;
-    Ok(builder.with_batch_exporter(exporter).build())
+    Ok(Some(builder.with_batch_exporter(exporter).build()))
 }

@@ -100,14 +100,14 @@ async fn reply(
     question: Question,
     reply: Reply,
 ) -> Result<Response, ApiError> {
-    let span = super::span::span(&question, service.model.name(), &super::span::metadata(headers));
+    let trace = super::span::trace(&question, service.model.name(), headers);
     let is_stream = question.is_stream;
     let n_choices = match &question.input {
         crate::generate::Input::Prompts(prompts) => prompts.len(),
         crate::generate::Input::Chat(..) => 1,
     }
     .saturating_mul(question.options.n as usize);
-    let answer = service.ask(question, span).await?;
+    let answer = service.ask(question, trace).await?;
     let format = format::Format::new(&service, answer.id, reply);
     if is_stream {
         return Ok(sse::respond(format, answer.events, n_choices).await?);
