@@ -5,6 +5,7 @@
 pub mod convert;
 mod convert_cluster;
 mod convert_ledger;
+pub mod exchange;
 pub mod status;
 
 pub use convert::WireError;

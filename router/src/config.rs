@@ -113,6 +113,9 @@ pub struct WorkerSettings {
     /// Predicted prefill work of an engine, in milliseconds over all routers, from which on requests wait here instead.
     #[serde(deserialize_with = "at_least_one")]
     pub dispatch_ahead_ms: u64,
+    /// Tokens of a choice that wait for their client; one that is further behind is aborted.
+    #[serde(deserialize_with = "at_least_one")]
+    pub reader_tokens_max: u32,
     /// Time for which placements of other routers still count when the scheduler that told them is lost.
     pub ledger_grace_ms: u64,
 }
@@ -170,6 +173,7 @@ impl Default for WorkerSettings {
             promise_ms: 10_000,
             decode_ms_goal: 0,
             dispatch_ahead_ms: 200,
+            reader_tokens_max: 16_384,
             ledger_grace_ms: 2_000,
         }
     }

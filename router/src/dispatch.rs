@@ -1,4 +1,4 @@
-//! One choice on its worker: one call out, one stream of frames back, each token once and in order.
+//! One choice on its worker: one call out, its frames back, each token once and in order.
 //!
 //! A call that fails before its first token is placed again; what fails later ends with a typed error.
 
@@ -10,9 +10,10 @@ use contract::ids::{EngineId, RequestId};
 use contract::request::GenerateRequest;
 use contract::stream::GenerateFrame;
 use daemon::telemetry::propagation::Trace;
+use proto::exchange::Frames;
 use proto::status::{ERROR_KEY, from_status};
 use proto::worker::v1 as wire;
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Status};
 
 use crate::cluster::{Cluster, Flight, Placement};
 use crate::model::PromptBlocks;
@@ -47,7 +48,7 @@ pub(crate) struct Job {
 
 struct Call {
     worker: String,
-    frames: Streaming<wire::GenerateFrame>,
+    frames: Frames,
     flight: Flight,
 }
 
@@ -99,7 +100,7 @@ impl Dispatch {
 
     async fn advance(&mut self) -> Result<GenerateFrame, RequestError> {
         if self.call.is_none() {
-            self.call = Some(self.open().await?);
+            self.call = Some(self.open()?);
         }
         loop {
             let call = self.call.as_mut().expect("it was opened above and is taken only when this returns an error");
@@ -126,7 +127,7 @@ impl Dispatch {
         }
     }
 
-    async fn open(&mut self) -> Result<Call, RequestError> {
+    fn open(&mut self) -> Result<Call, RequestError> {
         let n_prompt_tokens = self.request.prompt.len() as u64;
         let placement = match self.placement.take() {
             Some(placement) => placement,
@@ -141,14 +142,7 @@ impl Dispatch {
         self.request.deadline = Some(left);
         let mut request = tonic::Request::new(wire::GenerateRequest::new(&self.request, &engine.id));
         self.trace.inject(request.metadata_mut());
-        let mut client = engine.client.clone();
-        let answer = tokio::time::timeout(left, client.generate(request)).await;
-        let worker = engine.id.worker.to_string();
-        match answer {
-            Ok(Ok(response)) => Ok(Call { worker, frames: response.into_inner(), flight }),
-            Ok(Err(status)) => Err(read_status(&status, &worker, self.n_received)),
-            Err(_) => Err(RequestError::DeadlineExceeded { n_tokens: self.n_received }),
-        }
+        Ok(Call { worker: engine.id.worker.to_string(), frames: engine.line.call(request), flight })
     }
 
     /// The error that ends the choice, none when it is placed again.

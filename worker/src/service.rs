@@ -12,19 +12,17 @@ use contract::model::ModelIdentity;
 use contract::request::GenerateRequest;
 use daemon::shutdown::Shutdown;
 use futures::Stream;
+use proto::exchange::{self, MESSAGE_BYTES_MAX};
 use proto::status::to_status;
 use proto::worker::v1 as wire;
 use proto::worker::v1::worker_server::{Worker, WorkerServer};
 use tonic::service::Routes;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 
 use crate::engine_loop::EngineHandle;
 
 /// Name under which reflection and health know the service.
 pub(crate) const NAME: &str = "tessera.worker.v1.Worker";
-/// Largest request: a prompt of a million tokens fits.
-const MESSAGE_BYTES_MAX: usize = 16 << 20;
-
 type Answer<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// Serves one engine.
@@ -37,7 +35,7 @@ pub(crate) struct Service {
     pub(crate) heartbeat: Duration,
     /// Blocks in one part of a KV snapshot.
     pub(crate) snapshot_blocks_max: usize,
-    /// Ends KV watches.
+    /// Ends KV watches, and exchanges on which no call runs.
     pub(crate) shutdown: Shutdown,
 }
 
@@ -49,18 +47,24 @@ pub(crate) fn routes(service: Service) -> Routes {
 #[tonic::async_trait]
 impl Worker for Service {
     type GenerateStream = Answer<wire::GenerateFrame>;
+    type ExchangeStream = Answer<wire::ExchangeFrame>;
     type WatchKvStream = Answer<wire::KvFrame>;
 
     async fn generate(
         &self,
         request: Request<wire::GenerateRequest>,
     ) -> Result<Response<Self::GenerateStream>, Status> {
-        let (metadata, _, message) = request.into_parts();
-        let (request, engine) = message.try_into()?;
-        self.check(&request, &engine).map_err(|error| to_status(&error))?;
-        let observed = generate::Observed::new(&request, &self.id, &metadata);
-        let reader = self.engine.submit(request).map_err(|error| to_status(&error))?;
-        Ok(Response::new(Box::pin(observed.frames(reader))))
+        Ok(Response::new(Box::pin(self.begin(request)?)))
+    }
+
+    async fn exchange(
+        &self,
+        request: Request<Streaming<wire::ExchangeRequest>>,
+    ) -> Result<Response<Self::ExchangeStream>, Status> {
+        let (service, shutdown) = (self.clone(), self.shutdown.clone());
+        let stopping = async move { shutdown.triggered().await };
+        let frames = exchange::serve(request.into_inner(), move |request| service.begin(request), stopping);
+        Ok(Response::new(Box::pin(frames)))
     }
 
     async fn watch_kv(&self, request: Request<wire::WatchKvRequest>) -> Result<Response<Self::WatchKvStream>, Status> {
@@ -81,6 +85,19 @@ impl Worker for Service {
 }
 
 impl Service {
+    /// Gives a request to the engine; its frames come as they are there.
+    fn begin(
+        &self,
+        request: Request<wire::GenerateRequest>,
+    ) -> Result<impl Stream<Item = Result<wire::GenerateFrame, Status>> + Send + use<>, Status> {
+        let (metadata, _, message) = request.into_parts();
+        let (request, engine) = message.try_into()?;
+        self.check(&request, &engine).map_err(|error| to_status(&error))?;
+        let observed = generate::Observed::new(&request, &self.id, &metadata);
+        let reader = self.engine.submit(request).map_err(|error| to_status(&error))?;
+        Ok(observed.frames(reader))
+    }
+
     /// Checks that the request is meant for this life of this engine and can be served.
     fn check(&self, request: &GenerateRequest, engine: &EngineId) -> Result<(), RequestError> {
         if *engine != self.id {

@@ -128,6 +128,67 @@ pub struct GenerateFrame {
     pub cached_tokens: ::core::option::Option<u32>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ExchangeRequest {
+    /// Chosen by the caller, each number once on a stream.
+    #[prost(uint64, tag = "1")]
+    pub call: u64,
+    /// W3C trace context of the call, empty for none.
+    #[prost(string, tag = "5")]
+    pub traceparent: ::prost::alloc::string::String,
+    #[prost(string, tag = "6")]
+    pub tracestate: ::prost::alloc::string::String,
+    #[prost(oneof = "exchange_request::Body", tags = "2, 3, 4")]
+    pub body: ::core::option::Option<exchange_request::Body>,
+}
+/// Nested message and enum types in `ExchangeRequest`.
+pub mod exchange_request {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Body {
+        /// Opens the stream, whatever its call: a server waits no long time for a first message.
+        #[prost(message, tag = "2")]
+        Opening(super::ExchangeOpening),
+        #[prost(message, tag = "3")]
+        Generate(super::GenerateRequest),
+        /// Aborts the call; what was answered already may still come.
+        #[prost(message, tag = "4")]
+        Cancel(super::ExchangeCancel),
+    }
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ExchangeOpening {}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ExchangeCancel {}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ExchangeFrame {
+    #[prost(uint64, tag = "1")]
+    pub call: u64,
+    #[prost(oneof = "exchange_frame::Body", tags = "2, 3")]
+    pub body: ::core::option::Option<exchange_frame::Body>,
+}
+/// Nested message and enum types in `ExchangeFrame`.
+pub mod exchange_frame {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Body {
+        /// One with a finish reason is the call's last.
+        #[prost(message, tag = "2")]
+        Frame(super::GenerateFrame),
+        /// Ends the call.
+        #[prost(message, tag = "3")]
+        Error(super::ExchangeError),
+    }
+}
+/// What a status would have told.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ExchangeError {
+    #[prost(int32, tag = "1")]
+    pub code: i32,
+    #[prost(string, tag = "2")]
+    pub message: ::prost::alloc::string::String,
+    /// The whole error as in metadata entry `tessera-error-bin`, empty for none.
+    #[prost(bytes = "vec", tag = "3")]
+    pub error: ::prost::alloc::vec::Vec<u8>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct SampledToken {
     #[prost(uint32, tag = "1")]
     pub token: u32,
@@ -375,6 +436,31 @@ pub mod worker_client {
                 .insert(GrpcMethod::new("tessera.worker.v1.Worker", "Generate"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// Many such calls on one stream, each answered as Generate would: a router's, for which a stream a call costs too much.
+        pub async fn exchange(
+            &mut self,
+            request: impl tonic::IntoStreamingRequest<Message = super::ExchangeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::ExchangeFrame>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tessera.worker.v1.Worker/Exchange",
+            );
+            let mut req = request.into_streaming_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tessera.worker.v1.Worker", "Exchange"));
+            self.inner.streaming(req, path, codec).await
+        }
         /// Snapshot of the prefix cache, then its changes, then heartbeats with a digest.
         pub async fn watch_kv(
             &mut self,
@@ -451,6 +537,17 @@ pub mod worker_server {
             &self,
             request: tonic::Request<super::GenerateRequest>,
         ) -> std::result::Result<tonic::Response<Self::GenerateStream>, tonic::Status>;
+        /// Server streaming response type for the Exchange method.
+        type ExchangeStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::ExchangeFrame, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Many such calls on one stream, each answered as Generate would: a router's, for which a stream a call costs too much.
+        async fn exchange(
+            &self,
+            request: tonic::Request<tonic::Streaming<super::ExchangeRequest>>,
+        ) -> std::result::Result<tonic::Response<Self::ExchangeStream>, tonic::Status>;
         /// Server streaming response type for the WatchKv method.
         type WatchKvStream: tonic::codegen::tokio_stream::Stream<
                 Item = std::result::Result<super::KvFrame, tonic::Status>,
@@ -589,6 +686,54 @@ pub mod worker_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tessera.worker.v1.Worker/Exchange" => {
+                    #[allow(non_camel_case_types)]
+                    struct ExchangeSvc<T: Worker>(pub Arc<T>);
+                    impl<
+                        T: Worker,
+                    > tonic::server::StreamingService<super::ExchangeRequest>
+                    for ExchangeSvc<T> {
+                        type Response = super::ExchangeFrame;
+                        type ResponseStream = T::ExchangeStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<
+                                tonic::Streaming<super::ExchangeRequest>,
+                            >,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Worker>::exchange(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ExchangeSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

@@ -7,7 +7,10 @@ use std::time::Duration;
 use contract::ids::{EngineId, Incarnation, WorkerId};
 use contract::kv::KvEvent;
 use contract::model::{IdentityMismatch, ModelIdentity};
+use daemon::shutdown::Shutdown;
+use daemon::task::Tasks;
 use proto::WireError;
+use proto::exchange;
 use proto::worker::v1::kv_frame::Body;
 use proto::worker::v1::worker_client::WorkerClient;
 use proto::worker::v1::{DescribeRequest, KvFrame, WatchKvRequest};
@@ -50,13 +53,13 @@ enum Lost {
 }
 
 /// Keeps a worker linked; never returns.
-pub(super) async fn keep(cluster: Arc<Cluster>, peer: Peer) {
+pub(super) async fn keep(cluster: Arc<Cluster>, peer: Peer, tasks: Tasks, shutdown: Shutdown) {
     let (least, most) = (cluster.settings.backoff_ms_min.max(1), cluster.settings.backoff_ms_max.max(1));
     let mut backoff_ms = least;
     let mut told_mismatch = None;
     loop {
         let mut linked = Linked { cluster: &cluster, engines: Vec::new(), is_ready: false };
-        let Err(lost) = Box::pin(link(&cluster, &peer, &mut linked)).await;
+        let Err(lost) = Box::pin(link(&cluster, &peer, &mut linked, (&tasks, &shutdown))).await;
         let was_ready = linked.is_ready;
         drop(linked);
         if was_ready {
@@ -95,18 +98,43 @@ impl Drop for Linked<'_> {
     }
 }
 
-async fn link(cluster: &Cluster, peer: &Peer, linked: &mut Linked<'_>) -> Result<std::convert::Infallible, Lost> {
+async fn link(
+    cluster: &Cluster,
+    peer: &Peer,
+    linked: &mut Linked<'_>,
+    (tasks, shutdown): (&Tasks, &Shutdown),
+) -> Result<std::convert::Infallible, Lost> {
     let channel = daemon::client::channel(&peer.address, &cluster.settings.channel)?;
     let client = WorkerClient::new(channel).max_decoding_message_size(FRAME_BYTES_MAX);
-    let (identity, engines) = describe(cluster, peer, &client).await?;
-    linked.engines = engines;
+    let (identity, ids) = describe(cluster, peer, &client).await?;
+    let opening = exchange::open(client.clone(), cluster.settings.reader_tokens_max as usize);
+    let (line, traffic) = within(cluster.settings.handshake_timeout_ms, opening).await??;
+    // Calls that run outlive the link: a worker that drains ends its watch first.
+    let shutdown = shutdown.clone();
+    let mut driven = tasks.spawn("worker calls", async move {
+        tokio::select! {
+            () = shutdown.triggered() => {}
+            status = traffic.run() => tracing::debug!("the calls to a worker end: {}", status.message()),
+        }
+    });
+    let engine = |id| Engine {
+        id,
+        line: line.clone(),
+        context_length: identity.context_length,
+        draining: Arc::clone(&peer.draining),
+    };
+    linked.engines = ids.into_iter().map(|id| Arc::new(engine(id))).collect();
+    drop(line);
     let mut frames = watch(cluster, &client, &linked.engines, &identity).await?;
     linked.is_ready = true;
     cluster.publish(&linked.engines);
     tracing::info!(worker = %peer.worker, address = %peer.address, n_engines = linked.engines.len(), "worker is ready");
     loop {
         let silence_ms = cluster.settings.kv_silence_ms_max;
-        let frame = within(silence_ms, frames.message()).await??.ok_or(Lost::Ended)?;
+        let frame = tokio::select! {
+            frame = within(silence_ms, frames.message()) => frame??.ok_or(Lost::Ended)?,
+            _ = &mut driven => return Err(Lost::Ended),
+        };
         if let Err(resync) = take(cluster, &linked.engines, frame)? {
             tracing::debug!(worker = %peer.worker, reason = resync.name(), "asks for a snapshot of cached blocks");
             cluster.metrics.resync(resync.name());
@@ -116,32 +144,24 @@ async fn link(cluster: &Cluster, peer: &Peer, linked: &mut Linked<'_>) -> Result
     }
 }
 
+/// The model as both have it, with the worker's longest sequence, and the worker's engines.
 async fn describe(
     cluster: &Cluster,
     peer: &Peer,
     client: &WorkerClient<Channel>,
-) -> Result<(ModelIdentity, Vec<Arc<Engine>>), Lost> {
+) -> Result<(ModelIdentity, Vec<EngineId>), Lost> {
     let timeout_ms = cluster.settings.handshake_timeout_ms;
     let description = within(timeout_ms, client.clone().describe(DescribeRequest {})).await??.into_inner();
     let theirs: ModelIdentity = description.identity.ok_or(WireError::Missing("identity"))?.try_into()?;
     let ours = cluster.model.agree(&theirs, &format!("worker {}", peer.worker))?;
-    let mut engines = Vec::with_capacity(description.engines.len());
-    for id in description.engines {
-        let id = EngineId::from(id);
-        if (&id.worker, id.incarnation) != (&peer.worker, peer.incarnation) {
-            return Err(Lost::Another(id.to_string()));
-        }
-        engines.push(Arc::new(Engine {
-            id,
-            client: client.clone(),
-            context_length: theirs.context_length,
-            draining: Arc::clone(&peer.draining),
-        }));
+    let engines: Vec<EngineId> = description.engines.into_iter().map(EngineId::from).collect();
+    if let Some(other) = engines.iter().find(|id| (&id.worker, id.incarnation) != (&peer.worker, peer.incarnation)) {
+        return Err(Lost::Another(other.to_string()));
     }
     if engines.is_empty() {
         return Err(WireError::Missing("engines").into());
     }
-    Ok((ours, engines))
+    Ok((ModelIdentity { context_length: theirs.context_length, ..ours }, engines))
 }
 
 async fn watch(

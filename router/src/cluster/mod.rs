@@ -16,9 +16,8 @@ use contract::error::RequestError;
 use contract::ids::{EngineId, RequestId};
 use contract::view::{ClusterView, EngineView, Role};
 use daemon::telemetry::names::attribute;
-use proto::worker::v1::worker_client::WorkerClient;
+use proto::exchange::Line;
 use tokio::sync::{Notify, watch};
-use tonic::transport::Channel;
 use tracing::field;
 
 use crate::admission::Turn;
@@ -37,7 +36,8 @@ pub(crate) use supervise::supervise;
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) id: EngineId,
-    pub(crate) client: WorkerClient<Channel>,
+    /// Shared by all engines of one worker.
+    pub(crate) line: Line,
     pub(crate) context_length: u32,
     /// Shared by all engines of one worker.
     draining: Arc<AtomicBool>,

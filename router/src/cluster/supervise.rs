@@ -229,7 +229,8 @@ impl Supervisor {
         let address = known.address.clone();
         let (worker, incarnation) = (worker.clone(), *incarnation);
         let peer = Peer { worker, incarnation, address: known.address, draining: Arc::clone(&draining) };
-        until(&self.tasks, "worker link", &stopped, link::keep(Arc::clone(&self.cluster), peer));
+        let keeping = link::keep(Arc::clone(&self.cluster), peer, self.tasks.clone(), self.shutdown.clone());
+        until(&self.tasks, "worker link", &stopped, keeping);
         Link { stop, address, draining }
     }
 }

@@ -10,13 +10,14 @@ use contract::model::ModelIdentity;
 use daemon::shutdown::{Shutdown, Trigger};
 use daemon::task::Tasks;
 use futures::stream::{BoxStream, StreamExt as _, unfold};
+use proto::exchange;
 use proto::status::to_status;
 use proto::worker::v1::worker_server::{Worker, WorkerServer};
 use proto::worker::v1::{
-    DescribeRequest, DescribeResponse, EngineId, FinishReason, GenerateFrame, GenerateRequest, KvDigest, KvFrame,
-    KvSnapshot, SampledToken, TokenLogprob, WatchKvRequest, kv_frame::Body,
+    DescribeRequest, DescribeResponse, EngineId, ExchangeFrame, ExchangeRequest, FinishReason, GenerateFrame,
+    GenerateRequest, KvDigest, KvFrame, KvSnapshot, SampledToken, TokenLogprob, WatchKvRequest, kv_frame::Body,
 };
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 
 /// Token at an output position; the first are "t10", "t11", ….
 pub fn token_at(position: u32) -> u32 {
@@ -79,6 +80,7 @@ impl Fake {
     }
 }
 
+#[derive(Clone)]
 struct Service {
     state: Arc<State>,
     engine: EngineId,
@@ -116,12 +118,10 @@ fn frame(request: &GenerateRequest, position: u32) -> GenerateFrame {
     }
 }
 
-#[tonic::async_trait]
-impl Worker for Service {
-    type GenerateStream = BoxStream<'static, Result<GenerateFrame, Status>>;
-    type WatchKvStream = BoxStream<'static, Result<KvFrame, Status>>;
+type Frames = BoxStream<'static, Result<GenerateFrame, Status>>;
 
-    async fn generate(&self, request: Request<GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
+impl Service {
+    fn begin(&self, request: Request<GenerateRequest>) -> Result<Frames, Status> {
         let request = request.into_inner();
         if self.state.is_stale.load(Ordering::SeqCst) {
             return Err(to_status(&RequestError::StalePlacement("restarted".to_owned())));
@@ -148,6 +148,27 @@ impl Worker for Service {
             let is_last = frame.finish_reason != i32::from(FinishReason::Unspecified);
             Some((Ok(frame), (!is_last).then_some((position + 1, counted, request, stop))))
         });
+        Ok(frames.boxed())
+    }
+}
+
+#[tonic::async_trait]
+impl Worker for Service {
+    type GenerateStream = Frames;
+    type ExchangeStream = BoxStream<'static, Result<ExchangeFrame, Status>>;
+    type WatchKvStream = BoxStream<'static, Result<KvFrame, Status>>;
+
+    async fn generate(&self, request: Request<GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
+        Ok(Response::new(self.begin(request)?))
+    }
+
+    async fn exchange(
+        &self,
+        request: Request<Streaming<ExchangeRequest>>,
+    ) -> Result<Response<Self::ExchangeStream>, Status> {
+        let (service, stop) = (self.clone(), self.stop.clone());
+        let stopping = async move { stop.triggered().await };
+        let frames = exchange::serve(request.into_inner(), move |request| service.begin(request), stopping);
         Ok(Response::new(frames.boxed()))
     }
 
