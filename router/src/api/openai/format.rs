@@ -6,6 +6,7 @@ use contract::error::RequestError;
 use contract::ids::RequestId;
 use contract::plan::SampledToken;
 use futures::stream::{BoxStream, StreamExt as _};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::Reply;
@@ -32,59 +33,133 @@ pub(super) struct Logprobs {
 /// Writes the parts of one answer.
 pub(super) struct Format {
     text: Arc<TextModel>,
-    /// Fields of every part.
-    head: Map<String, Value>,
+    id: String,
+    model: String,
+    system_fingerprint: String,
     pub(super) reply: Reply,
+}
+
+/// A whole answer, or a part of a stream.
+#[derive(Serialize)]
+pub(super) struct Object<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    system_fingerprint: &'a str,
+    choices: Vec<Choice<'a>>,
+    /// Null on parts of a stream that ends with usage.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Option<UsageObject>>,
+}
+
+/// What is said of one choice.
+#[derive(Serialize)]
+struct Choice<'a> {
+    index: u32,
+    #[serde(flatten)]
+    body: Body<'a>,
+    logprobs: Option<Value>,
+    finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop_reason: Option<Option<StopReason<'a>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
+}
+
+/// The text of a choice, under the key and in the form that its endpoint has for it.
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Body<'a> {
+    Text(&'a str),
+    Delta {
+        #[serde(skip_serializing_if = "Option::is_none")]
+        role: Option<&'static str>,
+        content: &'a str,
+    },
+    Message {
+        role: &'static str,
+        content: &'a str,
+        refusal: Option<&'static str>,
+    },
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum StopReason<'a> {
+    Text(&'a str),
+    Token(u32),
+}
+
+#[derive(Serialize)]
+struct UsageObject {
+    prompt_tokens: u32,
+    completion_tokens: u32,
+    total_tokens: u64,
+    prompt_tokens_details: PromptTokens,
+}
+
+#[derive(Serialize)]
+struct PromptTokens {
+    cached_tokens: u32,
 }
 
 impl Format {
     pub(super) fn new(service: &Service, id: RequestId, reply: Reply) -> Self {
-        let mut head = Map::new();
-        head.insert("id".to_owned(), format!("{}-{id}", reply.prefix).into());
-        head.insert("object".to_owned(), Value::Null);
-        head.insert("created".to_owned(), reply.created_unix_s.into());
-        head.insert("model".to_owned(), service.model.name().into());
-        head.insert("system_fingerprint".to_owned(), service.model.system_fingerprint().into());
-        Self { text: Arc::clone(&service.model.text), head, reply }
+        Self {
+            text: Arc::clone(&service.model.text),
+            id: format!("{}-{id}", reply.prefix),
+            model: service.model.name().to_owned(),
+            system_fingerprint: service.model.system_fingerprint().to_owned(),
+            reply,
+        }
     }
 
-    /// The whole answer, or a part of a stream.
-    pub(super) fn object(&self, is_chunk: bool, choices: Vec<Value>, usage: Option<Usage>) -> Value {
-        let mut object = self.head.clone();
-        let kind = if is_chunk { self.reply.chunk_object } else { self.reply.object };
-        object.insert("object".to_owned(), kind.into());
-        object.insert("choices".to_owned(), choices.into());
-        if let Some(usage) = usage {
-            object.insert("usage".to_owned(), write_usage(usage));
-        } else if is_chunk && self.reply.include_usage {
-            object.insert("usage".to_owned(), Value::Null);
-        }
-        object.into()
+    /// The end of a stream.
+    pub(super) fn end(&self, usage: Usage) -> Object<'_> {
+        self.object(true, Vec::new(), Some(usage))
     }
 
     /// The part of a chat that opens a choice.
-    pub(super) fn opening(&self, index: usize) -> Value {
-        let choice = json!({
-            "index": index, "delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null,
-        });
+    pub(super) fn opening(&self, index: u32) -> Object<'_> {
+        let body = Body::Delta { role: Some("assistant"), content: "" };
+        let choice = Choice { index, body, logprobs: None, finish_reason: None, stop_reason: None, token_ids: None };
         self.object(true, vec![choice], None)
     }
 
-    /// A choice of a stream's part; `n_chars` counts the characters that its tokens have begun so far.
-    pub(super) fn part(&self, delta: &Delta, n_chars: &mut usize) -> Value {
-        let body = if self.reply.form.is_chat { json!({"content": delta.text}) } else { delta.text.clone().into() };
-        let key = if self.reply.form.is_chat { "delta" } else { "text" };
-        self.choice(delta, key, body, n_chars)
+    /// A part of a stream; `n_chars` counts the characters that its choice's tokens have begun so far.
+    pub(super) fn part<'a>(&'a self, delta: &'a Delta, n_chars: &mut usize) -> Object<'a> {
+        let content = delta.text.as_str();
+        let body = if self.reply.form.is_chat { Body::Delta { role: None, content } } else { Body::Text(content) };
+        self.object(true, vec![self.choice(delta, body, n_chars)], None)
     }
 
-    fn whole(&self, delta: &Delta) -> Value {
-        if !self.reply.form.is_chat {
-            return self.choice(delta, "text", delta.text.clone().into(), &mut 0);
+    fn whole<'a>(&'a self, choices: &'a [Delta], usage: Usage) -> Object<'a> {
+        let choice = |delta: &'a Delta| {
+            let content = delta.text.as_str();
+            let body = match self.reply.form.is_chat {
+                true => Body::Message { role: "assistant", content, refusal: None },
+                false => Body::Text(content),
+            };
+            self.choice(delta, body, &mut 0)
+        };
+        self.object(false, choices.iter().map(choice).collect(), Some(usage))
+    }
+
+    fn object<'a>(&'a self, is_chunk: bool, choices: Vec<Choice<'a>>, usage: Option<Usage>) -> Object<'a> {
+        let is_told = usage.is_some() || is_chunk && self.reply.include_usage;
+        Object {
+            id: &self.id,
+            object: if is_chunk { self.reply.chunk_object } else { self.reply.object },
+            created: self.reply.created_unix_s,
+            model: &self.model,
+            system_fingerprint: &self.system_fingerprint,
+            choices,
+            usage: is_told.then(|| usage.map(UsageObject::from)),
         }
-        self.choice(delta, "message", json!({"role": "assistant", "content": delta.text, "refusal": null}), &mut 0)
     }
 
-    fn choice(&self, delta: &Delta, key: &str, body: Value, n_chars: &mut usize) -> Value {
+    fn choice<'a>(&self, delta: &'a Delta, body: Body<'a>, n_chars: &mut usize) -> Choice<'a> {
         let Form { is_chat, logprobs, token_ids } = self.reply.form;
         let logprobs = logprobs.map(|Logprobs { n_top }| {
             if is_chat {
@@ -93,17 +168,14 @@ impl Format {
                 self.logprobs(&delta.tokens, n_top, n_chars)
             }
         });
-        let mut choice = Map::new();
-        choice.insert("index".to_owned(), delta.index.into());
-        choice.insert(key.to_owned(), body);
-        choice.insert("logprobs".to_owned(), logprobs.unwrap_or(Value::Null));
-        choice.insert("finish_reason".to_owned(), delta.finish.as_ref().map(|finish| finish.reason).into());
-        choice.insert("stop_reason".to_owned(), delta.finish.as_ref().map_or(Value::Null, stop_reason));
-        if token_ids {
-            let ids: Vec<u32> = delta.tokens.iter().map(|sampled| sampled.token).collect();
-            choice.insert("token_ids".to_owned(), ids.into());
+        Choice {
+            index: delta.index,
+            body,
+            logprobs,
+            finish_reason: delta.finish.as_ref().map(|finish| finish.reason),
+            stop_reason: Some(delta.finish.as_ref().and_then(stop_reason)),
+            token_ids: token_ids.then(|| delta.tokens.iter().map(|sampled| sampled.token).collect()),
         }
-        choice.into()
     }
 
     fn chat_logprobs(&self, tokens: &[SampledToken], n_top: usize) -> Value {
@@ -164,7 +236,7 @@ fn begins_char(byte: u8) -> bool {
     byte & 0xc0 != 0x80
 }
 
-/// Waits for a whole answer.
+/// Waits for a whole answer and writes it.
 ///
 /// # Errors
 /// What ended it early.
@@ -172,7 +244,7 @@ pub(super) async fn collect(
     format: Format,
     mut events: BoxStream<'static, Result<Event, RequestError>>,
     n_choices: usize,
-) -> Result<Value, RequestError> {
+) -> Result<Vec<u8>, RequestError> {
     let empty = |index| Delta { index, text: String::new(), tokens: Vec::new(), finish: None };
     let mut choices: Vec<Delta> = (0..).take(n_choices).map(empty).collect();
     while let Some(event) = events.next().await {
@@ -185,29 +257,31 @@ pub(super) async fn collect(
                 }
             }
             Event::End(usage) => {
-                let choices = choices.iter().map(|choice| format.whole(choice)).collect();
-                return Ok(format.object(false, choices, Some(usage)));
+                let written = serde_json::to_vec(&format.whole(&choices, usage));
+                return written
+                    .map_err(|error| RequestError::Internal(format!("an answer cannot be written: {error}")));
             }
         }
     }
     Err(RequestError::Internal("an answer ended without its end".to_owned()))
 }
 
-fn write_usage(usage: Usage) -> Value {
-    json!({
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": u64::from(usage.prompt_tokens) + u64::from(usage.completion_tokens),
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    })
+impl From<Usage> for UsageObject {
+    fn from(usage: Usage) -> Self {
+        Self {
+            prompt_tokens: usage.prompt_tokens,
+            completion_tokens: usage.completion_tokens,
+            total_tokens: u64::from(usage.prompt_tokens) + u64::from(usage.completion_tokens),
+            prompt_tokens_details: PromptTokens { cached_tokens: usage.cached_tokens },
+        }
+    }
 }
 
-fn stop_reason(finish: &Finish) -> Value {
-    match &finish.stopped_by {
-        None => Value::Null,
-        Some(StoppedBy::Text(text)) => text.clone().into(),
-        Some(StoppedBy::Token(token)) => (*token).into(),
-    }
+fn stop_reason(finish: &Finish) -> Option<StopReason<'_>> {
+    finish.stopped_by.as_ref().map(|stopped_by| match stopped_by {
+        StoppedBy::Text(text) => StopReason::Text(text),
+        StoppedBy::Token(token) => StopReason::Token(*token),
+    })
 }
 
 fn finite(logprob: f32) -> f32 {

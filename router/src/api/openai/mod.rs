@@ -113,5 +113,5 @@ async fn reply(
         return Ok(sse::respond(format, answer.events, n_choices).await?);
     }
     let whole = format::collect(format, answer.events, n_choices).await?;
-    Ok(axum::Json(whole).into_response())
+    Ok(([(header::CONTENT_TYPE, "application/json")], whole).into_response())
 }

@@ -7,7 +7,7 @@ use axum::response::Response;
 use contract::error::RequestError;
 use futures::stream::{BoxStream, StreamExt as _, unfold};
 use http::{HeaderValue, header};
-use serde_json::Value;
+use serde::Serialize;
 
 use super::error::object;
 use super::format::Format;
@@ -39,9 +39,9 @@ pub(super) async fn respond(
     let written = VecDeque::new();
     let mut state = State { format, events, written, n_chars: vec![0; n_choices], is_over: false };
     if state.format.reply.form.is_chat {
-        for index in 0..n_choices {
-            let opening = state.format.opening(index);
-            state.write(&opening);
+        for index in (0..).take(n_choices) {
+            let opening = data(&state.format.opening(index));
+            state.written.push_back(opening);
         }
     }
     state.take(first);
@@ -68,14 +68,13 @@ impl State {
             Some(Ok(Event::Delta(delta))) => self.delta(&delta),
             Some(Ok(Event::End(usage))) => {
                 if self.format.reply.include_usage {
-                    let last = self.format.object(true, Vec::new(), Some(usage));
-                    self.write(&last);
+                    self.written.push_back(data(&self.format.end(usage)));
                 }
                 self.written.push_back(Bytes::from_static(b"data: [DONE]\n\n"));
                 self.is_over = true;
             }
             Some(Err(error)) => {
-                self.write(&object(&error));
+                self.written.push_back(data(&object(&error)));
                 self.is_over = true;
             }
             None => self.is_over = true,
@@ -89,12 +88,14 @@ impl State {
             return;
         }
         let Some(n_chars) = self.n_chars.get_mut(delta.index as usize) else { return };
-        let part = self.format.part(delta, n_chars);
-        let chunk = self.format.object(true, vec![part], None);
-        self.write(&chunk);
+        self.written.push_back(data(&self.format.part(delta, n_chars)));
     }
+}
 
-    fn write(&mut self, value: &Value) {
-        self.written.push_back(format!("data: {value}\n\n").into());
-    }
+/// One event.
+fn data(value: &impl Serialize) -> Bytes {
+    let mut event = b"data: ".to_vec();
+    serde_json::to_writer(&mut event, value).expect("keys are strings and memory takes what is written");
+    event.extend_from_slice(b"\n\n");
+    event.into()
 }
