@@ -1,10 +1,12 @@
 //! What this router's placements become, for schedulers to share with other routers: a snapshot, then each event.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use contract::ids::Incarnation;
 use contract::ledger::LedgerEvent;
 use contract::placements::{LedgerBatch, LedgerNews, Placements};
+use daemon::clock;
 use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 
@@ -12,6 +14,8 @@ use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 const N_EVENTS_MAX: usize = 8_192;
 /// Events that travel together when they have piled up.
 const N_BATCH_MAX: usize = 1_024;
+/// Shortest time between two batches: what is alone goes at once, and many events share the cost of a message.
+const PACE: Duration = Duration::from_millis(1);
 
 /// Keeps what this router runs, and wakes whoever tells of it.
 pub(super) struct Outbox {
@@ -46,11 +50,13 @@ impl Outbox {
 pub(super) struct Reader {
     outbox: Arc<Outbox>,
     events: Option<broadcast::Receiver<(u64, LedgerEvent)>>,
+    /// When the last batch was given.
+    given_at: Option<Instant>,
 }
 
 impl Reader {
     pub(super) fn new(outbox: &Arc<Outbox>) -> Self {
-        Self { outbox: Arc::clone(outbox), events: None }
+        Self { outbox: Arc::clone(outbox), events: None, given_at: None }
     }
 
     /// Gives a snapshot first, then waits for events and gives what there is; a snapshot again when it came too late.
@@ -59,6 +65,12 @@ impl Reader {
         if let Some(events) = &mut self.events {
             match events.recv().await {
                 Ok(first) => {
+                    // The request itself goes first.
+                    tokio::task::yield_now().await;
+                    if let Some(given_at) = self.given_at {
+                        tokio::time::sleep_until((given_at + PACE).into()).await;
+                    }
+                    self.given_at = Some(clock::now());
                     let (news, is_behind) = drain(first, events);
                     if is_behind {
                         self.events = None;

@@ -40,16 +40,14 @@ impl Service {
     pub(crate) async fn place_waiting(&self) {
         let mut again: Option<Duration> = None;
         loop {
-            let pause = async move {
-                match again {
-                    Some(again) => tokio::time::sleep(again).await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                () = self.cluster.room.notified() => {}
-                () = self.gate.entered() => {}
-                () = pause => {}
+            match again {
+                // Nothing waits, so that room is no news.
+                None => self.gate.entered().await,
+                Some(again) => tokio::select! {
+                    () = self.cluster.room.notified() => {}
+                    () = self.gate.entered() => {}
+                    () = tokio::time::sleep(again) => {}
+                },
             }
             again = self.gate.pump(daemon::clock::now(), |asked, turn| self.attempt(asked, turn));
         }
