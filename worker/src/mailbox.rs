@@ -1,12 +1,21 @@
 //! One request's way from the engine thread to its reader: a single frame that grows while the reader is slow.
+//!
+//! Tokens that come faster than one a millisecond travel together: nobody reads faster, and each frame costs all that it
+//! passes.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 use contract::error::RequestError;
 use contract::stream::GenerateFrame;
+use daemon::clock;
 use futures::Stream;
+use tokio::time::{Sleep, sleep_until};
+
+/// Shortest time between two frames, but for the last.
+const PACE: Duration = Duration::from_millis(1);
 
 /// The engine's end.
 #[derive(Debug)]
@@ -21,6 +30,11 @@ pub(crate) struct Writer {
 pub(crate) struct Reader {
     shared: Arc<Mutex<State>>,
     on_abandon: Option<Box<dyn FnOnce() + Send>>,
+    pace: Duration,
+    /// When a frame was given last.
+    given_at: Option<Instant>,
+    /// Until then the frame at hand may grow.
+    pause: Option<Pin<Box<Sleep>>>,
 }
 
 /// What became of a frame.
@@ -37,12 +51,15 @@ struct State {
     frame: Option<GenerateFrame>,
     end: Option<Result<(), RequestError>>,
     waker: Option<Waker>,
+    /// The reader comes back by itself, and is woken for the end only.
+    is_paced: bool,
 }
 
 /// Makes both ends; at most `tokens_max` tokens wait for the reader.
 pub(crate) fn mailbox(tokens_max: usize, on_abandon: impl FnOnce() + Send + 'static) -> (Writer, Reader) {
     let shared = Arc::new(Mutex::new(State::default()));
-    let reader = Reader { shared: Arc::clone(&shared), on_abandon: Some(Box::new(on_abandon)) };
+    let on_abandon: Option<Box<dyn FnOnce() + Send>> = Some(Box::new(on_abandon));
+    let reader = Reader { shared: Arc::clone(&shared), on_abandon, pace: PACE, given_at: None, pause: None };
     (Writer { shared, tokens_max }, reader)
 }
 
@@ -70,7 +87,7 @@ impl Writer {
         }
         if finish.is_some() {
             end(state, Ok(()));
-        } else {
+        } else if !state.is_paced {
             wake(state);
         }
         Delivery::Queued
@@ -94,23 +111,26 @@ impl Drop for Writer {
 impl Stream for Reader {
     type Item = Result<GenerateFrame, RequestError>;
 
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let mut state = lock(&self.shared);
-        if let Some(frame) = state.frame.take() {
-            return Poll::Ready(Some(Ok(frame)));
-        }
-        match &mut state.end {
-            None => {
-                state.waker = Some(context.waker().clone());
-                Poll::Pending
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        let mut guard = lock(&this.shared);
+        let state = &mut *guard;
+        if state.frame.is_some() {
+            let due = this.given_at.map(|given_at| given_at + this.pace);
+            state.is_paced = state.end.is_none() && due.is_some_and(|due| is_early(due, &mut this.pause, context));
+            if !state.is_paced {
+                this.pause = None;
+                this.given_at = Some(clock::now());
+                return Poll::Ready(state.frame.take().map(Ok));
             }
-            Some(ended) => {
-                let ended = std::mem::replace(ended, Ok(()));
-                drop(state);
-                self.on_abandon = None;
-                Poll::Ready(ended.err().map(Err))
-            }
+        } else if let Some(ended) = &mut state.end {
+            let ended = std::mem::replace(ended, Ok(()));
+            drop(guard);
+            this.on_abandon = None;
+            return Poll::Ready(ended.err().map(Err));
         }
+        state.waker = Some(context.waker().clone());
+        Poll::Pending
     }
 }
 
@@ -121,6 +141,15 @@ impl Drop for Reader {
             on_abandon();
         }
     }
+}
+
+/// Whether it is not yet time for the next frame; the reader is woken when it is.
+fn is_early(due: Instant, pause: &mut Option<Pin<Box<Sleep>>>, context: &mut Context<'_>) -> bool {
+    if clock::now() >= due {
+        return false;
+    }
+    let pause = pause.get_or_insert_with(|| Box::pin(sleep_until(due.into())));
+    pause.as_mut().poll(context).is_pending()
 }
 
 fn lock(shared: &Mutex<State>) -> MutexGuard<'_, State> {
@@ -171,6 +200,22 @@ mod tests {
         let last = block_on(reader.next()).unwrap().unwrap();
         assert_eq!((last.first_position, last.tokens.len(), last.finish), (3, 2, Some(FinishReason::Length)));
         assert!(block_on(reader.next()).is_none());
+    }
+
+    #[tokio::test]
+    async fn frames_that_follow_at_once_join_until_the_pace_or_the_end_allows_one() {
+        let (writer, mut reader) = mailbox(10, || panic!("nothing was abandoned"));
+        writer.push(frame(0, 1, None));
+        assert_eq!(reader.next().await.unwrap().unwrap().tokens.len(), 1);
+        writer.push(frame(1, 1, None));
+        assert_eq!(reader.next().await.unwrap().unwrap().tokens.len(), 1, "it comes when the pace allows");
+        reader.pace = Duration::from_secs(3600);
+        writer.push(frame(2, 1, None));
+        assert!(futures::poll!(reader.next()).is_pending());
+        writer.push(frame(3, 1, Some(FinishReason::Length)));
+        let joined = reader.next().await.unwrap().unwrap();
+        assert_eq!((joined.first_position, joined.tokens.len()), (2, 2));
+        assert!(reader.next().await.is_none());
     }
 
     #[test]
