@@ -9,10 +9,10 @@ use opentelemetry_otlp::{ExporterBuildError, SpanExporter, WithExportConfig as _
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{Sampler, SdkTracerProvider};
 use serde::{Deserialize, Serialize};
-use tracing_subscriber::filter::{LevelFilter, ParseError, filter_fn};
+use tracing_subscriber::filter::{FilterExt as _, LevelFilter, ParseError, filter_fn};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::{SubscriberInitExt as _, TryInitError};
-use tracing_subscriber::{EnvFilter, Layer as _};
+use tracing_subscriber::{EnvFilter, Layer};
 
 /// The `[telemetry]` table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -123,11 +123,13 @@ pub fn init(config: &TelemetryConfig, role: &'static str) -> Result<Guard, InitE
         LogFormat::Json => lines.json().flatten_event(true).with_current_span(true).with_span_list(false).boxed(),
     };
     let filter = filter(config)?;
-    // Lines for people name the request only where more is asked for: its span is not formatted for nobody.
+    // Lines for people name the request only where more is asked for: its span is not made for nobody.
     let with_spans =
         config.format == LogFormat::Json || filter.max_level_hint().is_some_and(|most| most > LevelFilter::INFO);
-    let lines = lines.with_filter(filter_fn(move |metadata| with_spans || metadata.is_event()));
-    tracing_subscriber::registry().with(filter).with(lines).with(traces).try_init()?;
+    let lines = lines.with_filter(filter.and(filter_fn(move |metadata| with_spans || metadata.is_event())));
+    // A span is left out where no layer wants it, but not by a layer that may be absent, nor by a filter for all.
+    let layers: Vec<_> = [Some(lines.boxed()), traces.map(Layer::boxed)].into_iter().flatten().collect();
+    tracing_subscriber::registry().with(layers).try_init()?;
     Ok(Guard { provider, timeout: Duration::from_millis(config.export_timeout_ms) })
 }
 
