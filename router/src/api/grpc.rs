@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use contract::error::RequestError;
 use contract::plan::SampledToken;
-use futures::stream::{BoxStream, StreamExt as _};
+use futures::stream::{BoxStream, StreamExt as _, iter};
 use proto::inference::v1 as wire;
 use proto::inference::v1::inference_server::{Inference, InferenceServer};
 use proto::status::to_status;
@@ -182,9 +182,11 @@ impl Grpc {
 
     async fn answer(&self, question: Question, metadata: &MetadataMap) -> Result<Response<Responses>, Status> {
         let trace = trace(&question, self.0.model.name(), metadata.as_ref());
-        let answer = self.0.ask(question, trace).await.map_err(|error| to_status(&error))?;
+        let mut answer = self.0.ask(question, trace).await.map_err(|error| to_status(&error))?;
         let (id, model) = (answer.id.to_string(), self.0.model.name().to_owned());
-        let events = answer.events.map(move |event| match event {
+        // Headers alone would wake the client for nothing, while the worker is still to be told.
+        let first = answer.events.next().await;
+        let events = iter(first).chain(answer.events).map(move |event| match event {
             Ok(Event::Delta(delta)) => Ok(wire::GenerateResponse {
                 index: delta.index,
                 text: delta.text,
