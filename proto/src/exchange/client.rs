@@ -50,7 +50,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// One request at most for each call that lives, and one abort for each that does not.
+    /// Requests of calls that live, and aborts of calls whose request was sent.
     outgoing: VecDeque<wire::ExchangeRequest>,
     sender: Option<Waker>,
     calls: HashMap<u64, Call>,
@@ -93,8 +93,8 @@ impl Line {
         let is_too_large = request.encoded_len() > MESSAGE_BYTES_MAX - ENVELOPE_BYTES_MAX;
         let shared = &self.0.0;
         let mut state = shared.state();
-        let call = state.n_calls;
         state.n_calls += 1;
+        let call = state.n_calls;
         let end = if is_too_large {
             // It would end the stream, and all other calls with it.
             Some(Status::out_of_range(format!("the request takes more than {MESSAGE_BYTES_MAX} bytes")))
@@ -227,6 +227,11 @@ impl State {
     }
 
     fn cancel(&mut self, call: u64) {
+        // What was not sent yet is not sent at all, so that what waits is bounded by calls that live and those aborted.
+        if let Some(index) = self.outgoing.iter().position(|request| request.call == call) {
+            self.outgoing.remove(index);
+            return self.wake_sender();
+        }
         let body = Some(Asked::Cancel(wire::ExchangeCancel {}));
         self.send(wire::ExchangeRequest { call, body, ..Default::default() });
     }
@@ -334,9 +339,9 @@ mod tests {
     fn frames_go_to_their_calls_and_join_while_nobody_reads() {
         let (line, shared, mut outgoing) = line();
         let (mut one, mut other) = (call(&line), call(&line));
-        assert_eq!(sent(&mut outgoing), (vec![0, 1], vec![]));
+        assert_eq!(sent(&mut outgoing), (vec![1, 2], vec![]));
         assert!(one.message().now_or_never().is_none());
-        for news in [frame(1, 0, 1, false), frame(0, 0, 2, false), frame(1, 1, 1, false), frame(1, 2, 1, true)] {
+        for news in [frame(2, 0, 1, false), frame(1, 0, 2, false), frame(2, 1, 1, false), frame(2, 2, 1, true)] {
             shared.deliver(news);
         }
         assert_eq!(block_on(one.message()).unwrap().unwrap().tokens.len(), 2);
@@ -344,21 +349,24 @@ mod tests {
         assert_eq!((joined.first_position, joined.tokens.len(), is_last(&joined)), (0, 3, true));
         assert!(block_on(other.message()).unwrap().is_none());
         drop((one, other));
-        assert_eq!(sent(&mut outgoing), (vec![], vec![0]), "the one that is not over is aborted");
+        assert_eq!(sent(&mut outgoing), (vec![], vec![1]), "the one that is not over is aborted");
+        drop(call(&line));
+        assert_eq!(sent(&mut outgoing), (vec![], vec![]), "nobody needs to know");
     }
 
     #[test]
     fn a_slow_reader_gets_what_came_and_then_the_error_and_its_call_is_aborted_once() {
         let (line, shared, mut outgoing) = line();
         let mut slow = call(&line);
-        shared.deliver(frame(0, 0, TOKENS_MAX, false));
-        shared.deliver(frame(0, 4, 1, false));
-        shared.deliver(frame(0, 5, 1, true));
+        assert_eq!(sent(&mut outgoing), (vec![1], vec![]));
+        shared.deliver(frame(1, 0, TOKENS_MAX, false));
+        shared.deliver(frame(1, 4, 1, false));
+        shared.deliver(frame(1, 5, 1, true));
         assert_eq!(block_on(slow.message()).unwrap().unwrap().tokens.len(), TOKENS_MAX + 1);
         let error = from_status(&block_on(slow.message()).unwrap_err());
         assert_eq!(error, RequestError::SlowReader(5));
         drop(slow);
-        assert_eq!(sent(&mut outgoing), (vec![0], vec![0]));
+        assert_eq!(sent(&mut outgoing), (vec![], vec![1]));
     }
 
     #[test]
@@ -392,9 +400,9 @@ mod tests {
         let (line, shared, mut outgoing) = line();
         let running = call(&line);
         drop(line);
-        assert_eq!(sent(&mut outgoing).0, [0]);
+        assert_eq!(sent(&mut outgoing).0, [1]);
         assert!(outgoing.next().now_or_never().is_none());
-        shared.deliver(frame(0, 0, 1, true));
+        shared.deliver(frame(1, 0, 1, true));
         drop(running);
         assert!(block_on(outgoing.next()).is_none());
     }

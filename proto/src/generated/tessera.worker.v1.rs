@@ -129,7 +129,7 @@ pub struct GenerateFrame {
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ExchangeRequest {
-    /// Chosen by the caller, each number once on a stream.
+    /// Chosen by the caller, each number from 1 on once on a stream.
     #[prost(uint64, tag = "1")]
     pub call: u64,
     /// W3C trace context of the call, empty for none.
