@@ -1,5 +1,6 @@
 //! Conversions between wire and contract types of the load ledger.
 
+use contract::demand::{RouterDemand, TenantDemand};
 use contract::ids::Incarnation;
 use contract::ledger::{LedgerEvent, PlacedWork, PlacementKey};
 use contract::placements::{LedgerBatch, LedgerNews};
@@ -11,6 +12,7 @@ impl From<&PlacedWork> for wire::PlacedWork {
     fn from(work: &PlacedWork) -> Self {
         Self {
             engine: Some((&work.engine).into()),
+            tenant: work.tenant.to_string(),
             tokens_new: work.tokens_new,
             tokens_prompt: work.tokens_prompt,
             prefill_us: work.prefill_us,
@@ -24,10 +26,37 @@ impl TryFrom<wire::PlacedWork> for PlacedWork {
     fn try_from(work: wire::PlacedWork) -> Result<Self, WireError> {
         Ok(Self {
             engine: required("engine", work.engine)?.into(),
+            tenant: work.tenant.into(),
             tokens_new: work.tokens_new,
             tokens_prompt: work.tokens_prompt,
             prefill_us: work.prefill_us,
         })
+    }
+}
+
+impl From<&RouterDemand> for wire::RouterDemand {
+    fn from(demand: &RouterDemand) -> Self {
+        let tenant = |demand: &TenantDemand| wire::TenantDemand {
+            tenant: demand.tenant.to_string(),
+            requests_per_s: demand.requests_per_s,
+            tokens_per_s: demand.tokens_per_s,
+            n_running: demand.n_running,
+            waiting: demand.is_waiting,
+        };
+        Self { number: demand.number, tenants: demand.tenants.iter().map(tenant).collect() }
+    }
+}
+
+impl From<wire::RouterDemand> for RouterDemand {
+    fn from(demand: wire::RouterDemand) -> Self {
+        let tenant = |demand: wire::TenantDemand| TenantDemand {
+            tenant: demand.tenant.into(),
+            requests_per_s: demand.requests_per_s,
+            tokens_per_s: demand.tokens_per_s,
+            n_running: demand.n_running,
+            is_waiting: demand.waiting,
+        };
+        Self { number: demand.number, tenants: demand.tenants.into_iter().map(tenant).collect() }
     }
 }
 
@@ -57,17 +86,15 @@ fn event_of(router: Incarnation, event: wire::LedgerEvent) -> Result<LedgerEvent
 
 impl From<&LedgerBatch> for wire::LedgerBatch {
     fn from(batch: &LedgerBatch) -> Self {
-        let (sequence, snapshot, events) = match &batch.news {
-            LedgerNews::Snapshot { sequence, events } => (*sequence, true, &events[..]),
-            LedgerNews::Events { sequence, events } => (*sequence, false, &events[..]),
-            LedgerNews::Gone => (0, false, &[][..]),
-        };
-        Self {
-            router: batch.router.0,
-            sequence,
-            snapshot,
-            events: events.iter().filter_map(event).collect(),
-            gone: batch.news == LedgerNews::Gone,
+        let told = Self { router: batch.router.0, ..Self::default() };
+        let events = |events: &[LedgerEvent]| events.iter().filter_map(event).collect();
+        match &batch.news {
+            LedgerNews::Snapshot { sequence, events: all } => {
+                Self { sequence: *sequence, snapshot: true, events: events(all), ..told }
+            }
+            LedgerNews::Events { sequence, events: new } => Self { sequence: *sequence, events: events(new), ..told },
+            LedgerNews::Demand(demand) => Self { demand: Some(demand.into()), ..told },
+            LedgerNews::Gone => Self { gone: true, ..told },
         }
     }
 }
@@ -79,10 +106,11 @@ impl TryFrom<wire::LedgerBatch> for LedgerBatch {
         let router = Incarnation(batch.router);
         let (sequence, events) = (batch.sequence, batch.events.into_iter());
         let events = events.map(|event| event_of(router, event)).collect::<Result<_, _>>()?;
-        let news = match (batch.gone, batch.snapshot) {
-            (true, _) => LedgerNews::Gone,
-            (false, true) => LedgerNews::Snapshot { sequence, events },
-            (false, false) => LedgerNews::Events { sequence, events },
+        let news = match (batch.gone, batch.demand, batch.snapshot) {
+            (true, _, _) => LedgerNews::Gone,
+            (false, Some(demand), _) => LedgerNews::Demand(demand.into()),
+            (false, None, true) => LedgerNews::Snapshot { sequence, events },
+            (false, None, false) => LedgerNews::Events { sequence, events },
         };
         Ok(Self { router, news })
     }
@@ -94,16 +122,23 @@ mod tests {
 
     use super::*;
 
+    fn demand() -> RouterDemand {
+        let tenant =
+            TenantDemand { tenant: "t".into(), requests_per_s: 0.5, tokens_per_s: 1e6, n_running: 3, is_waiting: true };
+        RouterDemand { number: 2, tenants: vec![tenant] }
+    }
+
     #[test]
     fn batches_survive_the_wire_and_broken_ones_are_refused() {
         let router = Incarnation(4);
         let key = PlacementKey { router, number: 9 };
         let engine = EngineId { worker: "w".into(), incarnation: Incarnation(5), data_rank: DataRank(1) };
-        let work = PlacedWork { engine, tokens_new: 1, tokens_prompt: 2, prefill_us: 3 };
+        let work = PlacedWork { engine, tenant: "t".into(), tokens_new: 1, tokens_prompt: 2, prefill_us: 3 };
         let events = vec![LedgerEvent::Placed(key, work), LedgerEvent::FirstToken(key), LedgerEvent::Finished(key)];
         let all = [
             LedgerNews::Snapshot { sequence: 7, events: events.clone() },
             LedgerNews::Events { sequence: 8, events },
+            LedgerNews::Demand(demand()),
             LedgerNews::Gone,
         ];
         for news in all {

@@ -116,6 +116,9 @@ pub struct WorkerSettings {
     /// Tokens of a choice that wait for their client; one that is further behind is aborted.
     #[serde(deserialize_with = "at_least_one")]
     pub reader_tokens_max: u32,
+    /// For so long room at a worker that is new is left to each that waits at another router and comes first; longer than
+    /// it takes to hear of a placement, much shorter than `dispatch_ahead_ms`. 0 leaves none.
+    pub give_way_ms: u64,
     /// Time for which placements of other routers still count when the scheduler that told them is lost.
     pub ledger_grace_ms: u64,
 }
@@ -174,6 +177,7 @@ impl Default for WorkerSettings {
             decode_ms_goal: 0,
             dispatch_ahead_ms: 200,
             reader_tokens_max: 16_384,
+            give_way_ms: 15,
             ledger_grace_ms: 2_000,
         }
     }
@@ -191,6 +195,7 @@ impl WorkerSettings {
             promise: Duration::from_millis(self.promise_ms),
             decode_ms_goal,
             dispatch_ahead_ms: self.dispatch_ahead_ms as f64,
+            give_way: Duration::from_millis(self.give_way_ms),
             directory_bytes_max: self.directory_bytes_max,
         }
     }

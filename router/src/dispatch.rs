@@ -131,7 +131,10 @@ impl Dispatch {
         let n_prompt_tokens = self.request.prompt.len() as u64;
         let placement = match self.placement.take() {
             Some(placement) => placement,
-            None => self.cluster.place_again(self.question, n_prompt_tokens, &self.blocks, &self.tried)?,
+            None => {
+                let (tenant, blocks) = (&self.request.tenant, &self.blocks);
+                self.cluster.place_again(self.question, tenant, n_prompt_tokens, blocks, &self.tried)?
+            }
         };
         let Placement { engine, flight } = placement;
         self.tried.push(engine.id.clone());

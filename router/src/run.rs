@@ -99,7 +99,7 @@ fn follow_cluster(service: &Arc<Service>, tasks: &Tasks, shutdown: &Shutdown) {
         tokio::select! {
             () = shutdown.triggered() => {}
             () = service.place_waiting() => {}
-            () = service.share_quotas() => {}
+            () = service.share() => {}
         }
     });
 }

@@ -115,7 +115,7 @@ impl Router {
 
 fn placed(router: u64, number: u64) -> LedgerEvent {
     let engine = EngineId { worker: "worker-0".into(), incarnation: Incarnation(7), data_rank: DataRank(0) };
-    let work = PlacedWork { engine, tokens_new: 100, tokens_prompt: 200, prefill_us: 300 };
+    let work = PlacedWork { engine, tenant: "t".into(), tokens_new: 100, tokens_prompt: 200, prefill_us: 300 };
     LedgerEvent::Placed(key(router, number), work)
 }
 

@@ -49,7 +49,8 @@ async fn share(address: &str, router: u64) -> (mpsc::Sender<LedgerEvent>, Stream
 
 fn events(number: u64) -> [LedgerEvent; 3] {
     let engine = EngineId { worker: "worker-0".to_owned(), incarnation: 7, data_rank: 0 };
-    let work = PlacedWork { engine: Some(engine), tokens_new: 100, tokens_prompt: 200, prefill_us: 300 };
+    let tenant = "tenant-0".to_owned();
+    let work = PlacedWork { engine: Some(engine), tokens_new: 100, tokens_prompt: 200, prefill_us: 300, tenant };
     let event = |kind: LedgerEventKind, work| LedgerEvent { kind: kind.into(), number, work };
     [
         event(LedgerEventKind::Placed, Some(work)),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{EngineId, Incarnation};
+use crate::ids::{EngineId, Incarnation, TenantId};
 
 /// Names one placement in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -25,6 +25,8 @@ pub struct PlacementKey {
 pub struct PlacedWork {
     /// Where it was placed.
     pub engine: EngineId,
+    /// Whom it is served to.
+    pub tenant: TenantId,
     /// Prompt tokens to compute: those that were not cached there.
     pub tokens_new: u32,
     /// Length of the prompt.
@@ -88,6 +90,8 @@ struct Account {
     tokens_decoding: u64,
     /// Since when the oldest prefill has the engine.
     oldest_since: Option<Instant>,
+    /// When the last prefill came or went.
+    changed: Option<Instant>,
 }
 
 impl Ledger {
@@ -109,6 +113,11 @@ impl Ledger {
     /// What is placed on an engine.
     pub fn load(&self, engine: &EngineId, now: Instant) -> EngineLoad {
         self.engines.get(engine).map(|account| account.load(now)).unwrap_or_default()
+    }
+
+    /// When a prefill last came to an engine or went from it; none where nothing is placed.
+    pub fn changed(&self, engine: &EngineId) -> Option<Instant> {
+        self.engines.get(engine)?.changed
     }
 
     /// Placements that have not ended.
@@ -142,6 +151,7 @@ impl Ledger {
         self.n_placed += 1;
         let account = self.engines.entry(work.engine.clone()).or_default();
         account.oldest_since.get_or_insert(now);
+        account.changed = Some(now);
         account.prefilling.insert(order, work.prefill_us);
         account.prefilling_us += work.prefill_us;
         account.tokens_prefilling += u64::from(work.tokens_new);
@@ -188,6 +198,7 @@ impl Account {
         self.prefilling_us -= work.prefill_us;
         self.tokens_prefilling -= u64::from(work.tokens_new);
         self.oldest_since = (!self.prefilling.is_empty()).then_some(now);
+        self.changed = Some(now);
     }
 
     fn load(&self, now: Instant) -> EngineLoad {
@@ -228,6 +239,7 @@ mod tests {
     fn work(n: u64, tokens: u32) -> PlacedWork {
         PlacedWork {
             engine: engine(n),
+            tenant: "t".into(),
             tokens_new: tokens,
             tokens_prompt: 2 * tokens,
             prefill_us: 1000 * u64::from(tokens),

@@ -1,6 +1,7 @@
 //! What Tessera's processes promise each other, as plain validated types: no IO, no clock, no internal dependency.
 
 pub mod cost;
+pub mod demand;
 pub mod error;
 pub mod hash;
 pub mod ids;

@@ -1,4 +1,5 @@
-//! The placements of one router, told in numbered batches: whoever follows them keeps a copy that is like its own.
+//! The placements of one router and what it is asked for, told in numbered batches: whoever follows them keeps a copy that
+//! is like its own.
 //!
 //! A router counts its events from 1, and a snapshot says which of them it holds.
 //! So a batch that comes again over another scheduler changes nothing, however late, and a missed one is noticed.
@@ -7,6 +8,7 @@ use std::collections::BTreeMap;
 
 use thiserror::Error;
 
+use crate::demand::RouterDemand;
 use crate::ids::Incarnation;
 use crate::ledger::{LedgerEvent, PlacedWork, PlacementKey};
 
@@ -36,6 +38,8 @@ pub enum LedgerNews {
         /// The events.
         events: Vec<LedgerEvent>,
     },
+    /// What it is asked for; apart from its events, and worth nothing when a later one is known.
+    Demand(RouterDemand),
     /// It is gone, and its placements with it.
     Gone,
 }
@@ -50,12 +54,13 @@ pub struct MissedEvents {
     pub found: u64,
 }
 
-/// What one router runs.
+/// What one router runs and is asked for.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Placements {
     /// Its last event in here.
     sequence: u64,
     running: BTreeMap<PlacementKey, Running>,
+    demand: RouterDemand,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -80,6 +85,12 @@ impl Placements {
         match news {
             LedgerNews::Snapshot { sequence, events } => Ok(self.take_snapshot(*sequence, events)),
             LedgerNews::Events { sequence, events } => self.take_events(*sequence, events),
+            LedgerNews::Demand(demand) => {
+                if demand.number > self.demand.number {
+                    self.demand.clone_from(demand);
+                }
+                Ok(Vec::new())
+            }
             LedgerNews::Gone => {
                 let gone = std::mem::take(self).running.into_keys();
                 Ok(gone.map(LedgerEvent::Finished).collect())
@@ -87,7 +98,19 @@ impl Placements {
         }
     }
 
-    /// News that make nothing like this.
+    /// News that, one after the other, make nothing like this.
+    pub fn all(&self) -> impl Iterator<Item = LedgerNews> + use<> {
+        let demand = (self.demand.number > 0).then(|| LedgerNews::Demand(self.demand.clone()));
+        std::iter::once(self.snapshot()).chain(demand)
+    }
+
+    /// What the router was last asked for.
+    #[must_use]
+    pub fn demand(&self) -> &RouterDemand {
+        &self.demand
+    }
+
+    /// News that make all that runs from nothing.
     #[must_use]
     pub fn snapshot(&self) -> LedgerNews {
         let mut events = Vec::with_capacity(self.running.len());
@@ -130,7 +153,7 @@ impl Placements {
         if sequence <= self.sequence {
             return Vec::new();
         }
-        let mut told = Self { sequence, running: BTreeMap::new() };
+        let mut told = Self { sequence, running: BTreeMap::new(), demand: std::mem::take(&mut self.demand) };
         events.iter().for_each(|event| told.enter(event));
         let over = self.running.keys().filter(|key| !told.running.contains_key(key));
         let mut changes: Vec<LedgerEvent> = over.map(|&key| LedgerEvent::Finished(key)).collect();

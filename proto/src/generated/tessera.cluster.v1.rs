@@ -183,6 +183,35 @@ pub struct LedgerBatch {
     /// True: the router is gone, and its placements with it; nothing but `router` is set.
     #[prost(bool, tag = "5")]
     pub gone: bool,
+    /// Set: what the router is asked for; nothing but `router` is set beside it.
+    #[prost(message, optional, tag = "6")]
+    pub demand: ::core::option::Option<RouterDemand>,
+}
+/// What one router is asked for; a later report replaces an earlier one.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RouterDemand {
+    /// Counts the router's reports from 1.
+    #[prost(uint64, tag = "1")]
+    pub number: u64,
+    /// Tenants of whom there is something to tell.
+    #[prost(message, repeated, tag = "2")]
+    pub tenants: ::prost::alloc::vec::Vec<TenantDemand>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct TenantDemand {
+    #[prost(string, tag = "1")]
+    pub tenant: ::prost::alloc::string::String,
+    /// In a second, lately, also what was refused; only where a quota needs it.
+    #[prost(float, tag = "2")]
+    pub requests_per_s: f32,
+    #[prost(float, tag = "3")]
+    pub tokens_per_s: f32,
+    /// Requests that run; only where a quota needs it.
+    #[prost(uint32, tag = "4")]
+    pub n_running: u32,
+    /// Some of its requests wait to be placed.
+    #[prost(bool, tag = "5")]
+    pub waiting: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LedgerEvent {
@@ -208,6 +237,9 @@ pub struct PlacedWork {
     /// Predicted time of its prefill alone on an idle engine, in microseconds.
     #[prost(uint64, tag = "4")]
     pub prefill_us: u64,
+    /// Whom it is served to; others count it as service of that tenant.
+    #[prost(string, tag = "5")]
+    pub tenant: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]

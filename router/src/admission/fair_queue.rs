@@ -3,12 +3,17 @@
 //! Deficit round robin (Shreedhar and Varghese, 1995) with a quantum that goes to nothing, which is start-time fair
 //! queueing (Goyal, Vin and Cheng, 1996): each tenant has a count of what it was served, in tokens by weight, and the one
 //! with the least is next. A tenant that comes back joins at the present round: it has saved up nothing, but what it was
-//! served beyond the round it still owes. Costs may be put right after the fact, and service elsewhere counts too.
+//! served beyond the round it still owes. Costs may be put right after the fact.
+//!
+//! Several routers have a queue each and share the workers. Service at others counts here as if it had been had here, and
+//! who waits at others keeps its place in the round as if it waited here: so what a tenant lags behind is not forgotten
+//! where it has no request, and whoever was served more can give way to it. Among routers at which the same tenant waits,
+//! the one that placed anything longest ago is next.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Instant;
 
-use contract::ids::TenantId;
+use contract::ids::{Incarnation, TenantId};
 use daemon::config::at_least_one;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -70,6 +75,9 @@ pub struct Turn {
     pub n_passed: usize,
     /// It was passed over too often: any room will do, and if there is none the search ends.
     pub is_overdue: bool,
+    /// Tenants that wait only at other routers and come before its tenant, and routers that come before this one, counted
+    /// up to five.
+    pub n_before: u32,
 }
 
 /// Which bound keeps a request out.
@@ -98,7 +106,13 @@ pub struct FairQueue<T> {
     flows: HashMap<TenantId, Flow<T>>,
     /// Tenants with requests, the next first.
     active: BTreeSet<Seat>,
-    /// Tenants without requests that were served beyond the round.
+    /// Tenants that wait at other routers and where, and of these the seats of who does not wait here.
+    elsewhere: BTreeMap<TenantId, BTreeSet<Incarnation>>,
+    rivals: BTreeSet<Seat>,
+    /// When this router last placed anything, and those at which someone waits, by what was charged until then.
+    placed: u64,
+    placed_elsewhere: HashMap<Incarnation, u64>,
+    /// Tenants that wait nowhere and were served beyond the round.
     indebted: BTreeSet<Seat>,
     /// What a tenant that was served last had been served before.
     round: u128,
@@ -115,6 +129,7 @@ struct Flow<T> {
     weight: u32,
     tokens: u64,
     entries: BTreeMap<Rank, Entry<T>>,
+    waits_elsewhere: bool,
 }
 
 /// A tenant's place in the round; of equals, one that just came goes first.
@@ -142,6 +157,8 @@ struct Place {
     deadline: Option<Instant>,
 }
 
+/// More that come before than this count as this.
+pub(super) const N_BEFORE_MAX: u32 = 5;
 /// Keeps the fractions of a token that a weight makes.
 const SCALE: u128 = 1 << 32;
 /// Tenants without requests whose debt is remembered.
@@ -170,6 +187,10 @@ impl<T> FairQueue<T> {
             epoch: now,
             flows: HashMap::new(),
             active: BTreeSet::new(),
+            elsewhere: BTreeMap::new(),
+            rivals: BTreeSet::new(),
+            placed: 0,
+            placed_elsewhere: HashMap::new(),
             indebted: BTreeSet::new(),
             round: 0,
             places: HashMap::new(),
@@ -192,11 +213,7 @@ impl<T> FairQueue<T> {
         let rank = (self.order.rank_us(self.epoch, now, priority, deadline, prefill_ms), since);
         let round = self.round;
         self.change(&tenant, |flow| {
-            if flow.entries.is_empty() {
-                flow.seat.served = flow.seat.served.max(round);
-                flow.seat.is_old = flow.seat.served > round;
-                flow.seat.since = since;
-            }
+            flow.join(round, since);
             flow.weight = weight.max(1);
             flow.tokens += tokens;
             flow.entries.insert(rank, Entry { item, ticket, tokens, n_overtaken: 0 });
@@ -223,6 +240,7 @@ impl<T> FairQueue<T> {
         let tenant = self.places[&ticket].tenant.clone();
         // Charged while it still has the request, so that its weight and what it lags behind the round are known.
         self.serve(&tenant, None, tokens);
+        self.placed = self.n_made;
         self.remove(ticket)
     }
 
@@ -261,10 +279,48 @@ impl<T> FairQueue<T> {
         self.by_deadline.first().map(|&(deadline, _)| deadline)
     }
 
-    /// Counts service that a tenant got without waiting here: at once, or from another router, so that fairness holds over
-    /// all of it.
-    pub fn charge(&mut self, tenant: &TenantId, weight: u32, tokens: u64) {
+    /// Counts service that a tenant got without waiting here: at once, or from another router, which is told then, so that
+    /// fairness holds over all of it.
+    pub fn charge(&mut self, by: Option<Incarnation>, tenant: &TenantId, weight: u32, tokens: u64) {
         self.serve(tenant, Some(weight), tokens);
+        match by {
+            None => self.placed = self.n_made,
+            Some(router) => drop(self.placed_elsewhere.insert(router, self.n_made)),
+        }
+    }
+
+    /// Tells who waits at which other routers, which replaces what was known.
+    pub fn set_elsewhere(&mut self, tenants: BTreeMap<TenantId, BTreeSet<Incarnation>>) {
+        let gone: Vec<TenantId> =
+            self.elsewhere.keys().filter(|known| !tenants.contains_key(*known)).cloned().collect();
+        for tenant in gone {
+            self.change(&tenant, |flow| flow.waits_elsewhere = false);
+        }
+        let came: Vec<TenantId> = tenants.keys().filter(|new| !self.elsewhere.contains_key(*new)).cloned().collect();
+        let round = self.round;
+        for tenant in came {
+            self.n_made += 1;
+            let since = self.n_made;
+            self.change(&tenant, |flow| {
+                flow.join(round, since);
+                flow.waits_elsewhere = true;
+            });
+        }
+        self.placed_elsewhere.retain(|router, _| tenants.values().any(|routers| routers.contains(router)));
+        self.elsewhere = tenants;
+    }
+
+    /// What a new request of a tenant would be told if it was next here.
+    pub fn newcomer(&self, tenant: &TenantId) -> Turn {
+        let known = self.flows.get(tenant).filter(|flow| flow.is_present());
+        let seat = known.map_or_else(
+            || {
+                let owed = self.flows.get(tenant).map_or(self.round, |flow| flow.seat.served.max(self.round));
+                Seat { served: owed, is_old: owed > self.round, since: u64::MAX, tenant: tenant.clone() }
+            },
+            |flow| flow.seat.clone(),
+        );
+        Turn { n_passed: 0, is_overdue: false, n_before: self.n_before(&seat) }
     }
 
     /// Puts right what a tenant was charged when its request was placed, once the true cost is known.
@@ -293,6 +349,11 @@ impl<T> FairQueue<T> {
     /// Requests and tokens of one tenant that wait.
     pub fn backlog(&self, tenant: &TenantId) -> (usize, u64) {
         self.flows.get(tenant).map_or((0, 0), |flow| (flow.entries.len(), flow.tokens))
+    }
+
+    /// Tenants that wait.
+    pub fn tenants(&self) -> impl ExactSizeIterator<Item = &TenantId> {
+        self.active.iter().map(|seat| &seat.tenant)
     }
 
     /// Requests that wait.
@@ -336,12 +397,17 @@ impl<T> FairQueue<T> {
         passed: &mut Vec<Ticket>,
         try_place: &mut impl FnMut(&T, Turn) -> Option<u64>,
     ) -> Option<(Ticket, u64)> {
-        let offers = self
-            .active
-            .iter()
-            .flat_map(|seat| self.flows[&seat.tenant].entries.values().take(self.bounds.n_scan_per_tenant_max.max(1)));
-        for entry in offers.take(self.bounds.n_scan_max.max(1)) {
-            let turn = Turn { n_passed: passed.len(), is_overdue: entry.n_overtaken >= self.bounds.n_overtakes_max };
+        let mut n_before = 0;
+        let offers = self.active.iter().flat_map(|seat| {
+            // Who comes after one that gives way does so too.
+            n_before = n_before.max(self.n_before(seat));
+            let n_before = n_before;
+            let entries = self.flows[&seat.tenant].entries.values().take(self.bounds.n_scan_per_tenant_max.max(1));
+            entries.map(move |entry| (entry, n_before))
+        });
+        for (entry, n_before) in offers.take(self.bounds.n_scan_max.max(1)) {
+            let is_overdue = entry.n_overtaken >= self.bounds.n_overtakes_max;
+            let turn = Turn { n_passed: passed.len(), is_overdue, n_before };
             if let Some(tokens) = try_place(&entry.item, turn) {
                 return Some((entry.ticket, tokens));
             }
@@ -353,13 +419,22 @@ impl<T> FairQueue<T> {
         None
     }
 
+    /// Who elsewhere comes before a tenant of this router.
+    fn n_before(&self, seat: &Seat) -> u32 {
+        let rivals = self.rivals.iter().take_while(|rival| *rival < seat);
+        let placed = |router: &Incarnation| self.placed_elsewhere.get(router).copied().unwrap_or(0);
+        let routers = self.elsewhere.get(&seat.tenant).into_iter().flatten();
+        let before = routers.filter(|&router| placed(router) < self.placed);
+        (rivals.map(drop).chain(before.map(drop)).take(N_BEFORE_MAX as usize).count()) as u32
+    }
+
     /// Charges a tenant and moves the round on.
     fn serve(&mut self, tenant: &TenantId, weight: Option<u32>, tokens: u64) {
         self.n_made += 1;
         let (since, round) = (self.n_made, self.round);
         let before = self.change(tenant, |flow| {
             flow.weight = weight.map_or(flow.weight, |weight| weight.max(1));
-            if flow.entries.is_empty() {
+            if !flow.is_present() {
                 flow.seat.served = flow.seat.served.max(round);
             }
             let before = flow.seat.served;
@@ -380,14 +455,19 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// Changes a tenant and seats it anew; one without requests and debts is forgotten.
+    /// Changes a tenant and seats it anew; one that waits nowhere and owes nothing is forgotten.
     fn change<R>(&mut self, tenant: &TenantId, change: impl FnOnce(&mut Flow<T>) -> R) -> R {
         let mut flow = self.flows.remove(tenant).unwrap_or_else(|| Flow::new(tenant.clone(), self.round));
-        self.active.remove(&flow.seat);
-        self.indebted.remove(&flow.seat);
+        for seats in [&mut self.active, &mut self.rivals, &mut self.indebted] {
+            seats.remove(&flow.seat);
+        }
         let result = change(&mut flow);
-        let seats = if flow.entries.is_empty() { &mut self.indebted } else { &mut self.active };
-        if !flow.entries.is_empty() || flow.seat.served > self.round {
+        let seats = match (flow.entries.is_empty(), flow.waits_elsewhere) {
+            (false, _) => &mut self.active,
+            (true, true) => &mut self.rivals,
+            (true, false) => &mut self.indebted,
+        };
+        if flow.is_present() || flow.seat.served > self.round {
             seats.insert(flow.seat.clone());
             self.flows.insert(tenant.clone(), flow);
         }
@@ -398,7 +478,21 @@ impl<T> FairQueue<T> {
 impl<T> Flow<T> {
     fn new(tenant: TenantId, round: u128) -> Self {
         let seat = Seat { served: round, is_old: false, since: 0, tenant };
-        Self { seat, weight: 1, tokens: 0, entries: BTreeMap::new() }
+        Self { seat, weight: 1, tokens: 0, entries: BTreeMap::new(), waits_elsewhere: false }
+    }
+
+    /// Whether it waits anywhere, and so keeps what it lags behind.
+    fn is_present(&self) -> bool {
+        self.waits_elsewhere || !self.entries.is_empty()
+    }
+
+    /// Begins to wait, at the present round unless it owes more, if it did not wait before.
+    fn join(&mut self, round: u128, since: u64) {
+        if !self.is_present() {
+            self.seat.served = self.seat.served.max(round);
+            self.seat.is_old = self.seat.served > round;
+            self.seat.since = since;
+        }
     }
 }
 

@@ -17,7 +17,6 @@ pub use order::{Order, PRIORITY_MAX};
 pub use outlook::{Late, Outlook};
 pub use quotas::{Exceeded, Quota, Quotas};
 pub use settings::{AdmissionSettings, ApiKey, TenantLimits};
-pub use share::divide;
 pub use tenants::{Tenant, TenantTable, TenantsError};
 
 #[cfg(test)]

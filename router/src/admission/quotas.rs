@@ -1,18 +1,19 @@
 //! What each tenant may ask for: requests and tokens per minute, and requests at once.
 //!
-//! Limits hold over the cluster; a router grants its share of them. A share comes from the load ledger, and is one part
-//! in the number of routers where the ledger tells nothing.
+//! Limits hold over the cluster; a router grants its share of them. A share follows from what all routers told each other
+//! that they are asked for, and is one part in the number of routers where nothing is told.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Instant;
 
+use contract::demand::{RouterDemand, TenantDemand};
 use contract::error::RequestError;
-use contract::ids::TenantId;
+use contract::ids::{Incarnation, TenantId};
 use thiserror::Error;
 
 use super::bucket::Bucket;
-use super::share::Demand;
+use super::share::{Asked, Demand, Share};
 use super::tenants::{Tenant, TenantTable};
 
 /// One of a tenant's limits.
@@ -44,8 +45,6 @@ pub struct Exceeded {
 #[derive(Debug)]
 pub struct Quotas {
     tenants: HashMap<TenantId, Account>,
-    /// Of tenants that the ledger tells nothing of.
-    equal_share: f64,
 }
 
 #[derive(Debug)]
@@ -54,15 +53,19 @@ struct Account {
     requests: Option<Bucket>,
     tokens: Option<Bucket>,
     n_running: u64,
-    share: Option<f64>,
-    demand: Demand,
+    share: Share,
+    /// Requests and tokens that were asked for.
+    demand: [Demand; 2],
 }
+
+/// Demand below this, in a second, is none.
+const DEMAND_MIN: f64 = 0.01;
 
 impl Quotas {
     /// Makes the quotas of a router that is alone.
     pub fn new(table: &TenantTable, now: Instant) -> Self {
         let accounts = table.iter().map(|tenant| (tenant.name.clone(), Account::new(Arc::clone(tenant), now)));
-        Self { tenants: accounts.collect(), equal_share: 1.0 }
+        Self { tenants: accounts.collect() }
     }
 
     /// Lets a request in, until [`Quotas::leave`].
@@ -70,14 +73,10 @@ impl Quotas {
     /// # Errors
     /// The limit that is reached, of requests at once or per minute; nothing was counted.
     pub fn enter(&mut self, now: Instant, tenant: &TenantId) -> Result<(), Exceeded> {
-        let equal_share = self.equal_share;
         let Some(account) = self.tenants.get_mut(tenant) else { return Ok(()) };
-        if account.tokens.is_none() {
-            account.demand.add(now, 1.0);
-        }
-        let share = account.share.unwrap_or(equal_share);
+        account.demand[0].add(now, 1.0);
         if let Some(limit) = account.tenant.limits.n_concurrent_max
-            && account.n_running >= at_once(limit.get(), share)
+            && account.n_running >= account.share.at_once(account.n_running)
         {
             return Err(account.exceeded(Quota::Concurrent, limit.get(), None));
         }
@@ -109,7 +108,7 @@ impl Quotas {
         let (Some(bucket), Some(limit)) = (&mut account.tokens, account.tenant.limits.tokens_per_minute) else {
             return Ok(());
         };
-        account.demand.add(now, tokens as f64);
+        account.demand[1].add(now, tokens as f64);
         let taken = bucket.take(now, tokens as f64);
         taken.map_err(|wait_ms| account.exceeded(Quota::Tokens, limit.get(), Some(wait_ms)))
     }
@@ -121,40 +120,34 @@ impl Quotas {
         }
     }
 
-    /// What a tenant asks this router for in a second, by the last half second or so: tokens where they are limited, else
-    /// requests. The ledger makes shares of it with [`super::divide`].
-    pub fn demand_per_s(&self, now: Instant, tenant: &TenantId) -> f64 {
-        self.tenants.get(tenant).map_or(0.0, |account| account.demand.per_s(now))
+    /// What tenants with limits ask this router for, lately, by name.
+    pub fn demand(&self, now: Instant) -> Vec<TenantDemand> {
+        let mut all: Vec<TenantDemand> = self.tenants.values().filter_map(|account| account.demand(now)).collect();
+        all.sort_unstable_by(|one, two| one.tenant.cmp(&two.tenant));
+        all
     }
 
-    /// Tells how many routers share the quotas of tenants that the ledger tells nothing of; 0 counts as 1.
-    pub fn set_n_routers(&mut self, now: Instant, n_routers: u32) {
-        self.equal_share = 1.0 / f64::from(n_routers.max(1));
-        let equal_share = self.equal_share;
-        self.tenants.values_mut().for_each(|account| account.apply(now, equal_share));
-    }
-
-    /// Takes a tenant's share from the ledger, in [0, 1]; none goes back to the equal share.
-    pub fn set_share(&mut self, now: Instant, tenant: &TenantId, share: Option<f64>) {
-        let equal_share = self.equal_share;
-        if let Some(account) = self.tenants.get_mut(tenant) {
-            account.share = share.filter(|share| !share.is_nan()).map(|share| share.clamp(0.0, 1.0));
-            account.apply(now, equal_share);
+    /// Takes the share that follows from what `told` says each router is asked for, `own` being this one; an equal one,
+    /// where nothing is told, of the `n_routers` that there are.
+    pub fn set_shares(
+        &mut self,
+        now: Instant,
+        own: Incarnation,
+        told: Option<&BTreeMap<Incarnation, &RouterDemand>>,
+        n_routers: u32,
+    ) {
+        let told = told.and_then(|told| Some((told, told.keys().position(|router| *router == own)?)));
+        for account in self.tenants.values_mut().filter(|account| account.is_limited()) {
+            let (name, limits) = (&account.tenant.name, &account.tenant.limits);
+            let share = match told {
+                Some((told, own)) => {
+                    let demands: Vec<_> = told.values().map(|demand| find(demand, name)).collect();
+                    Share::by_demand(&Asked { demands: &demands, own, n_routers }, limits)
+                }
+                None => Share::equal(n_routers, limits),
+            };
+            account.apply(now, share);
         }
-    }
-
-    /// Goes back to equal shares for all tenants: the ledger is gone.
-    pub fn forget_shares(&mut self, now: Instant) {
-        let equal_share = self.equal_share;
-        for account in self.tenants.values_mut() {
-            account.share = None;
-            account.apply(now, equal_share);
-        }
-    }
-
-    /// The share that holds for a tenant now.
-    pub fn share(&self, tenant: &TenantId) -> f64 {
-        self.tenants.get(tenant).and_then(|account| account.share).unwrap_or(self.equal_share)
     }
 
     /// Requests of a tenant that run.
@@ -172,19 +165,43 @@ impl Account {
         };
         let requests = tenant.limits.requests_per_minute.map(|limit| bucket(limit.get()));
         let tokens = tenant.limits.tokens_per_minute.map(|limit| bucket(limit.get()));
-        Self { tenant, requests, tokens, n_running: 0, share: None, demand: Demand::new(now) }
+        let share = Share::equal(1, &tenant.limits);
+        Self { tenant, requests, tokens, n_running: 0, share, demand: [(); 2].map(|()| Demand::new(now)) }
     }
 
-    fn apply(&mut self, now: Instant, equal_share: f64) {
-        let share = self.share.unwrap_or(equal_share);
+    fn apply(&mut self, now: Instant, share: Share) {
+        if self.share == share {
+            return;
+        }
+        self.share = share;
         let limits = &self.tenant.limits;
-        let of = [(&mut self.requests, limits.requests_per_minute), (&mut self.tokens, limits.tokens_per_minute)];
-        for (bucket, per_minute) in of {
+        let of = [
+            (&mut self.requests, limits.requests_per_minute, share.requests),
+            (&mut self.tokens, limits.tokens_per_minute, share.tokens),
+        ];
+        for (bucket, per_minute, share) in of {
             if let (Some(bucket), Some(per_minute)) = (bucket, per_minute) {
                 let rate_per_s = per_minute.get() as f64 / 60.0 * share;
                 bucket.set(now, rate_per_s, rate_per_s * f64::from(limits.burst_s));
             }
         }
+    }
+
+    /// What others need to know; none where there is nothing to share or nothing is asked for.
+    fn demand(&self, now: Instant) -> Option<TenantDemand> {
+        let [requests_per_s, tokens_per_s] = [0, 1].map(|index| self.demand[index].per_s(now));
+        let is_any = requests_per_s > DEMAND_MIN || tokens_per_s > DEMAND_MIN || self.n_running > 0;
+        (self.is_limited() && is_any).then(|| TenantDemand {
+            tenant: self.tenant.name.clone(),
+            requests_per_s: requests_per_s as f32,
+            tokens_per_s: tokens_per_s as f32,
+            n_running: u32::try_from(self.n_running).unwrap_or(u32::MAX),
+            is_waiting: false,
+        })
+    }
+
+    fn is_limited(&self) -> bool {
+        self.requests.is_some() || self.tokens.is_some() || self.tenant.limits.n_concurrent_max.is_some()
     }
 
     fn exceeded(&self, quota: Quota, limit: u64, retry_after_ms: Option<u64>) -> Exceeded {
@@ -214,7 +231,7 @@ impl Exceeded {
     }
 }
 
-/// A router's part of the requests at once, rounded down; each lets in at least one.
-fn at_once(limit: u64, share: f64) -> u64 {
-    ((limit as f64 * share) as u64).max(1)
+fn find<'a>(demand: &'a RouterDemand, tenant: &TenantId) -> Option<&'a TenantDemand> {
+    let found = demand.tenants.binary_search_by(|known| known.tenant.cmp(tenant));
+    found.ok().map(|index| &demand.tenants[index])
 }

@@ -3,6 +3,7 @@
 mod fairness;
 mod queue;
 mod quotas;
+mod routers;
 mod tenants;
 
 use std::time::{Duration, Instant};

@@ -86,7 +86,7 @@ pub(super) async fn forget_lost(cluster: &Cluster) {
             () = due => {
                 let mut others = cluster.ledger.others();
                 let changes = others.tick(clock::now());
-                enter(cluster, &others, changes);
+                enter(cluster, &mut others, changes);
             }
         }
     }
@@ -110,13 +110,21 @@ async fn follow(
         // Locked until the changes are entered, so that those of two schedulers are entered in their order.
         let mut others = cluster.ledger.others();
         let changes = others.take(stream.id, &batch)?;
-        enter(cluster, &others, changes);
+        enter(cluster, &mut others, changes);
     }
 }
 
-fn enter(cluster: &Cluster, others: &Others, changes: Vec<LedgerEvent>) {
+fn enter(cluster: &Cluster, others: &mut Others, changes: Vec<LedgerEvent>) {
     let now = clock::now();
-    changes.into_iter().for_each(|event| cluster.placer.tell(event, now));
+    for event in changes {
+        if let LedgerEvent::Placed(key, work) = &event {
+            cluster.elsewhere.placed(key.router, work);
+        }
+        cluster.placer.tell(event, now);
+    }
+    if others.take_is_demand_new() {
+        cluster.elsewhere.demands.send_replace(others.demands());
+    }
     cluster.room.notify_one();
     cluster.metrics.ledger_placements.set(i64::try_from(others.n_placements()).unwrap_or(i64::MAX));
     cluster.metrics.ledger_routers.set(i64::try_from(others.n_routers()).unwrap_or(i64::MAX));

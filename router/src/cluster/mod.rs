@@ -1,5 +1,6 @@
 //! The engines that requests can be placed on: found by membership and the scheduler's view, proved by their own streams.
 
+mod elsewhere;
 mod flight;
 mod ledger;
 mod link;
@@ -12,8 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
+use contract::demand::{RouterDemand, TenantDemand};
 use contract::error::RequestError;
-use contract::ids::{EngineId, RequestId};
+use contract::ids::{EngineId, Incarnation, RequestId, TenantId};
 use contract::view::{ClusterView, EngineView, Role};
 use daemon::telemetry::names::attribute;
 use proto::exchange::Line;
@@ -28,6 +30,7 @@ use crate::model::{PromptBlocks, ServedModel};
 use crate::route::directory::PrefixDirectory;
 use crate::route::placer::{Decision, NotPlaced, Patience, Placed, Placer, Prompt, Target};
 
+pub(crate) use elsewhere::{Demands, Elsewhere};
 pub(crate) use flight::Flight;
 use ledger::SharedLedger;
 pub(crate) use supervise::supervise;
@@ -53,6 +56,8 @@ pub(crate) struct Cluster {
     pub(crate) room: Notify,
     /// Routers that are registered, this one included.
     pub(crate) n_routers: watch::Sender<u32>,
+    /// What others serve and are asked for.
+    pub(crate) elsewhere: Elsewhere,
     placer: Placer,
     ledger: SharedLedger,
     ready: ArcSwap<Vec<Arc<Engine>>>,
@@ -86,6 +91,7 @@ impl Cluster {
             decisions: Decisions::default(),
             room: Notify::new(),
             n_routers: watch::Sender::new(1),
+            elsewhere: Elsewhere::default(),
             placer,
             ledger,
             ready: ArcSwap::default(),
@@ -102,13 +108,15 @@ impl Cluster {
     pub(crate) fn place_again(
         self: &Arc<Self>,
         request: RequestId,
+        tenant: &TenantId,
         n_tokens: u64,
         blocks: &PromptBlocks,
         tried: &[EngineId],
     ) -> Result<Placement, RequestError> {
         let ready = self.ready.load();
         let usable: Vec<&Arc<Engine>> = ready.iter().filter(|engine| !tried.contains(&engine.id)).collect();
-        let placed = self.place_on(&usable, request, &prompt(n_tokens, blocks), Patience::None, &Backlog::new());
+        let placed =
+            self.place_on(&usable, request, &prompt(tenant, n_tokens, blocks), Patience::None, &Backlog::new());
         placed.map_err(|why| self.refusal(why))
     }
 
@@ -120,18 +128,20 @@ impl Cluster {
     pub(crate) fn place_if_free(
         self: &Arc<Self>,
         request: RequestId,
+        tenant: &TenantId,
         n_tokens: u64,
         blocks: &PromptBlocks,
         turn: Turn,
     ) -> Result<Placement, NotPlaced> {
         let ready = self.ready.load();
         let all: Vec<&Arc<Engine>> = ready.iter().collect();
-        let patience = if turn.is_overdue { Patience::Any } else { Patience::Best };
+        let (patience, n_before) = if turn.is_overdue { (Patience::Any, 0) } else { (Patience::Best, turn.n_before) };
         let mut backlog = self.backlog.lock().unwrap_or_else(PoisonError::into_inner);
         if turn.n_passed == 0 {
             backlog.clear();
         }
-        let placed = self.place_on(&all, request, &prompt(n_tokens, blocks), patience, &backlog);
+        let placed =
+            self.place_on(&all, request, &Prompt { n_before, ..prompt(tenant, n_tokens, blocks) }, patience, &backlog);
         if let Err(NotPlaced::Busy { index, prefill_ms, .. }) = placed {
             *backlog.entry(all[index].id.clone()).or_default() += prefill_ms;
         }
@@ -168,12 +178,27 @@ impl Cluster {
     ///
     /// # Errors
     /// When no engine is ready.
-    pub(crate) fn explain(&self, n_tokens: u64, blocks: &PromptBlocks) -> Result<Decision, RequestError> {
+    pub(crate) fn explain(
+        &self,
+        tenant: &TenantId,
+        n_tokens: u64,
+        blocks: &PromptBlocks,
+    ) -> Result<Decision, RequestError> {
         let (ready, view) = (self.ready.load(), self.view.load());
         let targets: Vec<Target<'_>> = ready.iter().map(|engine| target(engine, &view, &Backlog::new())).collect();
         let (now, random) = (daemon::clock::now(), daemon::random::u64());
-        let decision = self.placer.explain(&targets, &prompt(n_tokens, blocks), now, random);
+        let decision = self.placer.explain(&targets, &prompt(tenant, n_tokens, blocks), now, random);
         decision.ok_or_else(|| self.refusal(NotPlaced::NoEngine))
+    }
+
+    /// Tells other routers what this one is asked for.
+    pub(crate) fn tell_demand(&self, tenants: Vec<TenantDemand>) {
+        self.ledger.outbox.put_demand(tenants);
+    }
+
+    /// This router, and what it last told of what it is asked for.
+    pub(crate) fn own_demand(&self) -> (Incarnation, RouterDemand) {
+        (self.placer.router(), self.ledger.outbox.demand())
     }
 
     /// The policy's name.
@@ -275,7 +300,7 @@ fn target<'a>(engine: &'a Engine, view: &'a HashMap<EngineId, EngineView>, backl
 }
 
 /// A prompt's first block stands for its session: what goes on begins alike.
-fn prompt(n_tokens: u64, blocks: &PromptBlocks) -> Prompt<'_> {
+fn prompt<'a>(tenant: &'a TenantId, n_tokens: u64, blocks: &'a PromptBlocks) -> Prompt<'a> {
     let session = blocks.hashes.first().map_or(0, |hash| hash.low_u64());
-    Prompt { n_tokens, hashes: &blocks.hashes, block_size: blocks.block_size, session }
+    Prompt { tenant, n_before: 0, n_tokens, hashes: &blocks.hashes, block_size: blocks.block_size, session }
 }

@@ -1,4 +1,4 @@
-//! What other routers run, as schedulers tell it, pure: each event counts once, whoever told it first.
+//! What other routers run and are asked for, as schedulers tell it, pure: each event counts once, whoever told it first.
 //!
 //! A router is there as long as one stream says so; a stream that broke goes on saying so for a grace.
 //! So the loss of one scheduler of two loses nothing, and that of all leaves each router with its own placements.
@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
+use contract::demand::RouterDemand;
 use contract::ids::Incarnation;
 use contract::ledger::LedgerEvent;
 use contract::placements::{LedgerBatch, LedgerNews, MissedEvents, Placements};
@@ -14,7 +15,7 @@ use contract::placements::{LedgerBatch, LedgerNews, MissedEvents, Placements};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct StreamId(u64);
 
-/// The placements of all other routers.
+/// All other routers.
 pub(super) struct Others {
     own: Incarnation,
     grace: Duration,
@@ -23,6 +24,8 @@ pub(super) struct Others {
     streams: BTreeMap<StreamId, Option<Instant>>,
     routers: HashMap<Incarnation, Other>,
     n_routers: usize,
+    /// Who is there, or what one is asked for, may have changed.
+    is_demand_new: bool,
 }
 
 #[derive(Default)]
@@ -34,7 +37,15 @@ struct Other {
 impl Others {
     /// Knows nobody; `own` is the router that asks.
     pub(super) fn new(own: Incarnation, grace: Duration) -> Self {
-        Self { own, grace, n_streams: 0, streams: BTreeMap::new(), routers: HashMap::new(), n_routers: 1 }
+        Self {
+            own,
+            grace,
+            n_streams: 0,
+            streams: BTreeMap::new(),
+            routers: HashMap::new(),
+            n_routers: 1,
+            is_demand_new: false,
+        }
     }
 
     /// Begins a stream.
@@ -42,6 +53,7 @@ impl Others {
         let stream = StreamId(self.n_streams);
         self.n_streams += 1;
         self.streams.insert(stream, None);
+        self.is_demand_new = true;
         stream
     }
 
@@ -56,13 +68,19 @@ impl Others {
         let changes = match &batch.news {
             LedgerNews::Gone => self.untell(batch.router, stream).into_iter().collect(),
             LedgerNews::Snapshot { .. } => {
+                self.is_demand_new = true;
                 let other = self.routers.entry(batch.router).or_default();
                 other.told_by.insert(stream);
                 other.placements.take(&batch.news)?
             }
             LedgerNews::Events { sequence, .. } => {
-                let other = self.routers.get_mut(&batch.router).filter(|other| other.told_by.contains(&stream));
-                other.ok_or(MissedEvents { expected: 0, found: *sequence })?.placements.take(&batch.news)?
+                let missed = MissedEvents { expected: 0, found: *sequence };
+                self.told(batch.router, stream).ok_or(missed)?.placements.take(&batch.news)?
+            }
+            LedgerNews::Demand(_) => {
+                self.is_demand_new = true;
+                let missed = MissedEvents { expected: 0, found: 0 };
+                self.told(batch.router, stream).ok_or(missed)?.placements.take(&batch.news)?
             }
         };
         self.count();
@@ -81,6 +99,7 @@ impl Others {
         let mut changes = Vec::new();
         for stream in over.collect::<Vec<_>>() {
             self.streams.remove(&stream);
+            self.is_demand_new = true;
             let told: Vec<Incarnation> = self.routers.keys().copied().collect();
             changes.extend(told.into_iter().filter_map(|router| self.untell(router, stream)));
         }
@@ -98,9 +117,25 @@ impl Others {
         self.n_routers
     }
 
+    /// What each of the others is asked for; none where no stream tells, not even one in its grace.
+    pub(super) fn demands(&self) -> Option<BTreeMap<Incarnation, RouterDemand>> {
+        let demands = || self.routers.iter().map(|(&router, other)| (router, other.placements.demand().clone()));
+        (!self.streams.is_empty()).then(|| demands().collect())
+    }
+
+    /// Whether [`Self::demands`] may have changed since this was last asked.
+    pub(super) fn take_is_demand_new(&mut self) -> bool {
+        std::mem::take(&mut self.is_demand_new)
+    }
+
     /// Placements of other routers that have not ended.
     pub(super) fn n_placements(&self) -> usize {
         self.routers.values().map(|other| other.placements.len()).sum()
+    }
+
+    /// A router of which a stream has told a snapshot.
+    fn told(&mut self, router: Incarnation, stream: StreamId) -> Option<&mut Other> {
+        self.routers.get_mut(&router).filter(|other| other.told_by.contains(&stream))
     }
 
     /// A stream no longer says that a router is there; gone is one of whom none says so.
@@ -110,6 +145,7 @@ impl Others {
         let is_gone = other.told_by.is_empty();
         is_gone.then(|| {
             self.routers.remove(&router);
+            self.is_demand_new = true;
             LedgerEvent::RouterGone(router)
         })
     }

@@ -1,14 +1,16 @@
-//! What this router's placements become, for schedulers to share with other routers: a snapshot, then each event.
+//! What this router tells others through schedulers: a snapshot of its placements, then each event, and what it is asked
+//! for.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use contract::demand::{RouterDemand, TenantDemand};
 use contract::ids::Incarnation;
 use contract::ledger::LedgerEvent;
 use contract::placements::{LedgerBatch, LedgerNews, Placements};
 use daemon::clock;
-use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
+use tokio::sync::{broadcast, watch};
 
 /// Events that a slow reader may be behind; beyond it the reader begins again with a snapshot.
 const N_EVENTS_MAX: usize = 8_192;
@@ -22,11 +24,13 @@ pub(super) struct Outbox {
     router: Incarnation,
     own: Mutex<Placements>,
     events: broadcast::Sender<(u64, LedgerEvent)>,
+    demand: watch::Sender<RouterDemand>,
 }
 
 impl Outbox {
     pub(super) fn new(router: Incarnation) -> Self {
-        Self { router, own: Mutex::default(), events: broadcast::Sender::new(N_EVENTS_MAX) }
+        let (events, demand) = (broadcast::Sender::new(N_EVENTS_MAX), watch::Sender::default());
+        Self { router, own: Mutex::default(), events, demand }
     }
 
     pub(super) fn put(&self, event: LedgerEvent) {
@@ -34,6 +38,16 @@ impl Outbox {
         let sequence = own.put(&event);
         // Fails when nobody reads; whoever comes begins with a snapshot.
         let _ = self.events.send((sequence, event));
+    }
+
+    /// Replaces what the router is asked for.
+    pub(super) fn put_demand(&self, tenants: Vec<TenantDemand>) {
+        self.demand.send_modify(|demand| *demand = RouterDemand { number: demand.number + 1, tenants });
+    }
+
+    /// What the router was last asked for.
+    pub(super) fn demand(&self) -> RouterDemand {
+        self.demand.borrow().clone()
     }
 
     fn begin(&self) -> (LedgerNews, broadcast::Receiver<(u64, LedgerEvent)>) {
@@ -50,39 +64,54 @@ impl Outbox {
 pub(super) struct Reader {
     outbox: Arc<Outbox>,
     events: Option<broadcast::Receiver<(u64, LedgerEvent)>>,
+    demand: watch::Receiver<RouterDemand>,
     /// When the last batch was given.
     given_at: Option<Instant>,
 }
 
 impl Reader {
     pub(super) fn new(outbox: &Arc<Outbox>) -> Self {
-        Self { outbox: Arc::clone(outbox), events: None, given_at: None }
+        Self { outbox: Arc::clone(outbox), events: None, demand: outbox.demand.subscribe(), given_at: None }
     }
 
-    /// Gives a snapshot first, then waits for events and gives what there is; a snapshot again when it came too late.
+    /// Gives a snapshot first, then waits for news and gives what there is; a snapshot again when it came too late.
     pub(super) async fn next(&mut self) -> LedgerBatch {
-        let batch = |news| LedgerBatch { router: self.outbox.router, news };
-        if let Some(events) = &mut self.events {
-            match events.recv().await {
-                Ok(first) => {
-                    // The request itself goes first.
-                    tokio::task::yield_now().await;
-                    if let Some(given_at) = self.given_at {
-                        tokio::time::sleep_until((given_at + PACE).into()).await;
-                    }
-                    self.given_at = Some(clock::now());
-                    let (news, is_behind) = drain(first, events);
-                    if is_behind {
-                        self.events = None;
-                    }
-                    return batch(news);
+        let news = match &mut self.events {
+            Some(events) => {
+                tokio::select! {
+                    // Events first: who was placed is heard of before it is heard that nobody waits any more.
+                    biased;
+                    first = events.recv() => match first {
+                        Ok(first) => {
+                            // The request itself goes first.
+                            tokio::task::yield_now().await;
+                            if let Some(given_at) = self.given_at {
+                                tokio::time::sleep_until((given_at + PACE).into()).await;
+                            }
+                            self.given_at = Some(clock::now());
+                            let (news, is_behind) = drain(first, events);
+                            if is_behind {
+                                self.events = None;
+                            }
+                            news
+                        }
+                        Err(RecvError::Lagged(_) | RecvError::Closed) => self.begin(),
+                    },
+                    Ok(()) = self.demand.changed() => LedgerNews::Demand(self.demand.borrow_and_update().clone()),
                 }
-                Err(RecvError::Lagged(_) | RecvError::Closed) => {}
             }
-        }
+            None => self.begin(),
+        };
+        LedgerBatch { router: self.outbox.router, news }
+    }
+
+    fn begin(&mut self) -> LedgerNews {
         let (snapshot, events) = self.outbox.begin();
         self.events = Some(events);
-        batch(snapshot)
+        if self.demand.borrow().number > 0 {
+            self.demand.mark_changed();
+        }
+        snapshot
     }
 }
 
@@ -114,7 +143,7 @@ mod tests {
 
     fn placed(number: u64) -> LedgerEvent {
         let engine = EngineId { worker: "w".into(), incarnation: Incarnation(1), data_rank: DataRank(0) };
-        let work = PlacedWork { engine, tokens_new: 1, tokens_prompt: 2, prefill_us: 3 };
+        let work = PlacedWork { engine, tenant: "t".into(), tokens_new: 1, tokens_prompt: 2, prefill_us: 3 };
         LedgerEvent::Placed(PlacementKey { router: ROUTER, number }, work)
     }
 
@@ -155,5 +184,27 @@ mod tests {
         let (n_batches, follower, own) = followed(n_events, |_| false).await;
         assert_eq!((n_batches, follower.len()), (2, usize::try_from(n_events).unwrap()));
         assert_eq!(follower, own);
+    }
+
+    #[tokio::test]
+    async fn the_last_demand_comes_after_events_and_again_after_a_snapshot() {
+        let outbox = Arc::new(Outbox::new(ROUTER));
+        let asked = |tenant: &str| vec![TenantDemand::none(tenant.into())];
+        outbox.put_demand(asked("a"));
+        let mut reader = Reader::new(&outbox);
+        let demand = |number, tenant: &str| LedgerNews::Demand(RouterDemand { number, tenants: asked(tenant) });
+        for _ in 0..2 {
+            assert!(matches!(reader.next().await.news, LedgerNews::Snapshot { .. }));
+            assert_eq!(reader.next().await.news, demand(1, "a"));
+            reader.events = None;
+        }
+        reader.next().await;
+        for tenant in ["b", "c"] {
+            outbox.put_demand(asked(tenant));
+        }
+        outbox.put(placed(0));
+        assert!(matches!(reader.next().await.news, LedgerNews::Events { .. }), "who was placed is told first");
+        assert_eq!(reader.next().await.news, demand(3, "c"));
+        assert_eq!(outbox.demand().number, 3);
     }
 }

@@ -60,6 +60,11 @@ impl Admission {
         Arc::clone(self.tenants.find(key, name))
     }
 
+    /// The tenant of a name, else the default one.
+    pub(crate) fn named(&self, name: &TenantId) -> &Arc<Tenant> {
+        self.tenants.named(name)
+    }
+
     /// Lets a request in until the result is dropped.
     ///
     /// # Errors

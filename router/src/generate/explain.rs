@@ -16,7 +16,8 @@ impl Service {
         let _permit = self.admission.admit(&question.tenant)?;
         let prepared = self.prepare(&mut question).await?;
         let decide = |prompt: &super::prepare::Prepared| {
-            self.cluster.explain(prompt.requests[0].prompt.len() as u64, &prompt.blocks)
+            let n_tokens = prompt.requests[0].prompt.len() as u64;
+            self.cluster.explain(&question.tenant.name, n_tokens, &prompt.blocks)
         };
         prepared.iter().map(decide).collect()
     }

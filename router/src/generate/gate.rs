@@ -1,9 +1,12 @@
 //! Where requests wait for room at a worker, and are placed in fair order as it appears.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use contract::error::RequestError;
+use contract::ids::{Incarnation, TenantId};
 use daemon::telemetry::metrics::Gauge;
 use tokio::sync::{Notify, oneshot};
 
@@ -17,6 +20,8 @@ pub(crate) struct Gate<W, P> {
     retry_after_ms: u64,
     queued: Gauge,
     entered: Notify,
+    n_tenants: AtomicUsize,
+    tenants_changed: Notify,
 }
 
 /// What an attempt to place a request comes to.
@@ -65,7 +70,15 @@ impl<W, P> Gate<W, P> {
     /// Makes a gate that nobody waits at; `queued` counts who does.
     pub(crate) fn new(settings: AdmissionSettings, retry_after_ms: u64, queued: Gauge) -> Self {
         let queue = FairQueue::new(settings.queue, settings.order, daemon::clock::now());
-        Self { queue: Mutex::new(queue), settings, retry_after_ms, queued, entered: Notify::new() }
+        Self {
+            queue: Mutex::new(queue),
+            settings,
+            retry_after_ms,
+            queued,
+            entered: Notify::new(),
+            n_tenants: AtomicUsize::new(0),
+            tenants_changed: Notify::new(),
+        }
     }
 
     /// Places a request by `try_place` if nobody waits and there is room, else waits until [`Gate::pump`] has placed it.
@@ -107,6 +120,27 @@ impl<W, P> Gate<W, P> {
     /// Returns when a request has begun to wait since it did last.
     pub(crate) async fn entered(&self) {
         self.entered.notified().await;
+    }
+
+    /// Tenants that wait.
+    pub(crate) fn tenants(&self) -> BTreeSet<TenantId> {
+        self.queue().tenants().cloned().collect()
+    }
+
+    /// Returns when [`Gate::tenants`] has changed since it did last.
+    pub(crate) async fn tenants_changed(&self) {
+        self.tenants_changed.notified().await;
+    }
+
+    /// Counts tokens that other routers served tenants.
+    pub(crate) fn charge<'a>(&self, served: impl Iterator<Item = (Incarnation, &'a Tenant, u64)>) {
+        let mut queue = self.queue();
+        served.for_each(|(by, tenant, tokens)| queue.charge(Some(by), &tenant.name, tenant.limits.weight, tokens));
+    }
+
+    /// Tells who waits at which other routers.
+    pub(crate) fn set_elsewhere(&self, tenants: BTreeMap<TenantId, BTreeSet<Incarnation>>) {
+        self.queue().set_elsewhere(tenants);
     }
 
     /// Places whatever can be placed, in fair order: to be called when room may have appeared. Returns after which time it
@@ -164,9 +198,9 @@ impl<W, P> Gate<W, P> {
         if !queue.is_empty() {
             return None;
         }
-        match try_place(what, Turn { n_passed: 0, is_overdue: false }) {
+        match try_place(what, queue.newcomer(&tenant.name)) {
             Attempt::Placed(placement, tokens) => {
-                queue.charge(&tenant.name, tenant.limits.weight, tokens);
+                queue.charge(None, &tenant.name, tenant.limits.weight, tokens);
                 Some(Ok(placement))
             }
             Attempt::Never(error) => Some(Err(error)),
@@ -216,6 +250,11 @@ impl<W, P> Gate<W, P> {
 
     fn count(&self, queue: &FairQueue<Waiting<W, P>>) {
         self.queued.set(i64::try_from(queue.len()).unwrap_or(i64::MAX));
+        // Between two counts tenants only come or only go.
+        let n_tenants = queue.tenants().len();
+        if self.n_tenants.swap(n_tenants, Ordering::Relaxed) != n_tenants {
+            self.tenants_changed.notify_one();
+        }
     }
 
     fn queue(&self) -> MutexGuard<'_, FairQueue<Waiting<W, P>>> {

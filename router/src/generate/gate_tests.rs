@@ -78,6 +78,10 @@ async fn acquire(gate: &TestGate, room: &Room) -> Result<Taken, RequestError> {
     acquire_as((gate, room), "a", 60_000, 0.0).await
 }
 
+fn pump(gate: &TestGate, try_place: impl FnMut(&&'static str, Turn) -> Attempt<Taken>) -> Option<Duration> {
+    gate.pump(daemon::clock::now(), try_place)
+}
+
 /// Polls once: what waits has entered the queue.
 async fn poll<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
     tokio::select! {
@@ -94,13 +98,13 @@ async fn a_request_waits_until_room_appears() {
     let mut second = Box::pin(acquire(&gate, &room));
     assert!(poll(&mut second).await.is_none());
     gate.entered().await;
-    let again = gate.pump(daemon::clock::now(), room.try_place());
+    let again = pump(&gate, room.try_place());
     assert_eq!(again, Some(Duration::from_millis(7)));
     assert!(poll(&mut second).await.is_none());
     assert_eq!(gate.queued.get(), 1);
     drop(first);
     assert!(poll(&mut Box::pin(acquire(&gate, &room))).await.is_none(), "none goes past who waits");
-    assert_eq!(gate.pump(daemon::clock::now(), room.try_place()), None);
+    assert_eq!(pump(&gate, room.try_place()), None);
     assert_eq!(gate.queued.get(), 0);
     let second = second.await.unwrap();
     assert_eq!(room.n_free(), 0);
@@ -119,7 +123,7 @@ async fn clients_that_go_away_leave_the_queue_and_their_placement_comes_back() {
     let mut placed = Box::pin(acquire(&gate, &room));
     assert!(poll(&mut placed).await.is_none());
     room.0.store(1, Ordering::SeqCst);
-    gate.pump(daemon::clock::now(), room.try_place());
+    pump(&gate, room.try_place());
     assert_eq!(room.n_free(), 0);
     drop(placed);
     assert_eq!((room.n_free(), gate.queue().len()), (1, 0));
@@ -137,7 +141,7 @@ async fn what_can_never_be_placed_is_told_at_once_and_also_when_it_waits() {
     assert_eq!(error, Some(none.clone()));
     let mut waiting = Box::pin(acquire(&gate, &room));
     assert!(poll(&mut waiting).await.is_none());
-    gate.pump(daemon::clock::now(), never);
+    pump(&gate, never);
     assert_eq!(waiting.await.err(), Some(none));
     assert!(gate.queue().is_empty());
 }
@@ -175,7 +179,7 @@ async fn waiting_tenants_take_turns() {
         assert!(poll(request).await.is_none());
     }
     room.0.store(2, Ordering::SeqCst);
-    gate.pump(daemon::clock::now(), room.try_place());
+    pump(&gate, room.try_place());
     let mut placed = Vec::new();
     for (name, request) in &mut waiting {
         if let Some(taken) = poll(request).await {

@@ -9,6 +9,7 @@ mod place;
 mod prepare;
 mod record;
 mod service;
+mod share;
 mod stream;
 
 use std::sync::Arc;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use contract::error::RequestError;
-use contract::ids::RequestId;
+use contract::ids::{RequestId, TenantId};
 use tracing::Span;
 
 use super::Service;
@@ -21,6 +21,7 @@ const RETRY_MS: (f64, f64) = (1.0, 1_000.0);
 pub(crate) struct Asked {
     /// What the client asked, which this is a part of.
     pub(super) question: RequestId,
+    pub(super) tenant: TenantId,
     pub(super) n_tokens: u64,
     pub(super) blocks: Arc<PromptBlocks>,
     /// Gets the decision's attributes.
@@ -39,6 +40,7 @@ impl Service {
     /// Places what waits, whenever there may be room; never returns.
     pub(crate) async fn place_waiting(&self) {
         let mut again: Option<Duration> = None;
+        let mut demands = self.cluster.elsewhere.follow_demands();
         loop {
             match again {
                 // Nothing waits, so that room is no news.
@@ -49,25 +51,14 @@ impl Service {
                     () = tokio::time::sleep(again) => {}
                 },
             }
+            self.hear_others(&mut demands);
             again = self.gate.pump(daemon::clock::now(), |asked, turn| self.attempt(asked, turn));
         }
     }
 
-    /// Splits quotas evenly between the routers that are registered; never returns.
-    pub(crate) async fn share_quotas(&self) {
-        let mut n_routers = self.cluster.n_routers.subscribe();
-        loop {
-            let n = *n_routers.borrow_and_update();
-            self.admission.quotas().set_n_routers(daemon::clock::now(), n);
-            if n_routers.changed().await.is_err() {
-                std::future::pending().await
-            }
-        }
-    }
-
     fn attempt(&self, asked: &Asked, turn: Turn) -> Attempt<Placement> {
-        let Asked { question, n_tokens, blocks, span } = asked;
-        match span.in_scope(|| self.cluster.place_if_free(*question, *n_tokens, blocks, turn)) {
+        let Asked { question, tenant, n_tokens, blocks, span } = asked;
+        match span.in_scope(|| self.cluster.place_if_free(*question, tenant, *n_tokens, blocks, turn)) {
             Ok(placement) => {
                 let tokens = placement.flight.tokens_new();
                 Attempt::Placed(placement, tokens)
@@ -80,7 +71,8 @@ impl Service {
     }
 
     fn forecast(&self, asked: &Asked) -> Forecast {
-        let Ok(decision) = self.cluster.explain(asked.n_tokens, &asked.blocks) else { return Forecast::default() };
+        let explained = self.cluster.explain(&asked.tenant, asked.n_tokens, &asked.blocks);
+        let Ok(decision) = explained else { return Forecast::default() };
         let chosen = decision.chosen();
         let tokens_new = |cached: u64| asked.n_tokens.saturating_sub(cached).max(1);
         let known = decision.considered.iter().filter(|one| one.prediction.prefill_ms > 0.0);

@@ -153,7 +153,13 @@ impl Plan {
         let Prepared { requests, blocks } = prepared;
         let service = &self.service;
         let n_tokens = requests[0].prompt.len() as u64;
-        let asked = Asked { question: self.id, n_tokens, blocks: Arc::clone(&blocks), span: self.trace.span().clone() };
+        let asked = Asked {
+            question: self.id,
+            tenant: self.tenant.name.clone(),
+            n_tokens,
+            blocks: Arc::clone(&blocks),
+            span: self.trace.span().clone(),
+        };
         let claim = Claim { tenant: &self.tenant, priority: self.priority, deadline: self.deadline };
         let first = service.acquire(claim, asked).await?;
         // All choices go to one engine, where the first computes the prompt for the others.

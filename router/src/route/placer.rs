@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use contract::cost::CostCoefficients;
 use contract::hash::BlockHash;
-use contract::ids::{EngineId, Incarnation};
+use contract::ids::{EngineId, Incarnation, TenantId};
 use contract::ledger::{Ledger, LedgerEvent, PlacedWork, PlacementKey};
 use contract::occupancy::Occupancy;
 
@@ -36,6 +36,8 @@ pub struct PlacerSettings {
     /// Predicted prefill work of an engine, in milliseconds, from which on nothing more is placed there; requests wait
     /// at the router instead, where their order can still change.
     pub dispatch_ahead_ms: f64,
+    /// For so long room at an engine that is new is left to each that comes before a prompt elsewhere.
+    pub give_way: Duration,
     /// Bound of the prefix directory.
     pub directory_bytes_max: usize,
 }
@@ -67,6 +69,10 @@ pub enum Patience {
 /// A prompt to be placed.
 #[derive(Clone, Copy, Debug)]
 pub struct Prompt<'a> {
+    /// Who asks.
+    pub tenant: &'a TenantId,
+    /// Others that wait at other routers and come first.
+    pub n_before: u32,
     /// Its length.
     pub n_tokens: u64,
     /// Hashes of its full blocks that may be reused.
@@ -206,9 +212,14 @@ impl Placer {
             let wait_ms = prediction.wait_ms - ahead_ms;
             return Err(NotPlaced::Busy { index, wait_ms, prefill_ms: prediction.prefill_ms });
         }
+        let held_ms = self.held_ms(&chosen.engine, prediction.wait_ms, prompt.n_before, now);
+        if patience != Patience::None && held_ms > 0.0 {
+            return Err(NotPlaced::Busy { index, wait_ms: held_ms, prefill_ms: prediction.prefill_ms });
+        }
         let key = self.next_key();
         let work = PlacedWork {
             engine: chosen.engine.clone(),
+            tenant: prompt.tenant.clone(),
             tokens_new: clamp(prompt.n_tokens.saturating_sub(chosen.tokens_cached)),
             tokens_prompt: clamp(prompt.n_tokens),
             prefill_us: (prediction.prefill_ms * 1e3) as u64,
@@ -246,6 +257,20 @@ impl Placer {
 
     fn recent(&self) -> MutexGuard<'_, Recent> {
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How long room at an engine is still left to others that come first: for a moment each after it appeared, by which
+    /// time they have taken it if they could. Engines have `dispatch_ahead_ms` of work meanwhile.
+    ///
+    /// Room appears when the ledger changes, or as work is done in between.
+    fn held_ms(&self, engine: &EngineId, wait_ms: f64, n_before: u32, now: Instant) -> f64 {
+        if n_before == 0 {
+            return 0.0;
+        }
+        let Some(changed) = self.ledger().changed(engine) else { return 0.0 };
+        let unchanged_ms = now.saturating_duration_since(changed).as_secs_f64() * 1e3;
+        let room_ms = unchanged_ms.min(self.settings.dispatch_ahead_ms - wait_ms);
+        (self.settings.give_way * n_before).as_secs_f64() * 1e3 - room_ms
     }
 
     fn next_key(&self) -> PlacementKey {
@@ -349,4 +374,43 @@ fn is_known(cost: &CostCoefficients) -> bool {
 
 fn clamp(n: u64) -> u32 {
     u32::try_from(n).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::ids::DataRank;
+
+    use super::*;
+    use crate::route::policy;
+
+    #[test]
+    fn new_room_is_left_for_a_moment_to_each_that_comes_first() {
+        let settings = PlacerSettings {
+            promise: Duration::from_secs(10),
+            decode_ms_goal: f64::INFINITY,
+            dispatch_ahead_ms: 200.0,
+            give_way: Duration::from_millis(10),
+            directory_bytes_max: 1 << 20,
+        };
+        let placer = Placer::new(policy::by_name(policy::DEFAULT).unwrap(), settings, Incarnation(1));
+        let engine = EngineId { worker: "w".into(), incarnation: Incarnation(2), data_rank: DataRank(0) };
+        let targets = [Target { engine: &engine, occupancy: None, draining: false, backlog_ms: 0.0 }];
+        let (tenant, start) = ("t".into(), daemon::clock::now());
+        // Each takes 125 ms.
+        let left_ms = |n_before, after_ms| {
+            let prompt = Prompt { tenant: &tenant, n_before, n_tokens: 1_000, hashes: &[], block_size: 16, session: 0 };
+            let now = start + Duration::from_millis(after_ms);
+            match placer.place(&targets, &prompt, Patience::Best, now, 0) {
+                Ok(_) => None,
+                Err(NotPlaced::Busy { wait_ms, .. }) => Some(wait_ms.round()),
+                Err(NotPlaced::NoEngine) => panic!("there is one"),
+            }
+        };
+        assert_eq!(left_ms(5, 0), None, "an engine that does nothing has had room for long");
+        assert_eq!(left_ms(2, 10), Some(10.0));
+        assert_eq!(left_ms(1, 10), None);
+        assert_eq!(left_ms(0, 20), Some(30.0), "there is none");
+        assert_eq!(left_ms(1, 55), Some(5.0), "it appeared 5 ms ago as work was done");
+        assert_eq!(left_ms(0, 55), None, "who comes first does not wait");
+    }
 }

@@ -133,10 +133,10 @@ impl LedgerRelay {
     fn begin(&mut self, stream: StreamId, id: Incarnation) -> Vec<Delivery> {
         let others = self.routers.iter().filter(|(other, _)| **other != id);
         let tell = |(&router, other): (&Incarnation, &Router)| {
-            let batch = LedgerBatch { router, news: other.placements.snapshot() };
-            Delivery { to: stream, batch: Arc::new(batch) }
+            let delivery = move |news| Delivery { to: stream, batch: Arc::new(LedgerBatch { router, news }) };
+            other.placements.all().map(delivery)
         };
-        let deliveries = others.map(tell).collect();
+        let deliveries = others.flat_map(tell).collect();
         self.streams.insert(stream, id);
         let link = Link::On(stream);
         let router = self.routers.entry(id).or_insert_with(|| Router { placements: Placements::default(), link });

@@ -13,7 +13,7 @@ use crate::event::RequestIdx;
 use crate::network::Network;
 use crate::prepared::Prepared;
 use crate::router::Router;
-use crate::worker::Worker;
+use crate::worker::{HEARTBEAT, Worker};
 
 /// No promise lasts this long.
 const LATER: Duration = Duration::from_secs(1_000_000);
@@ -54,6 +54,16 @@ pub enum Violation {
         router: usize,
         /// The engine.
         engine: String,
+    },
+    /// A router credits an engine whose life ended longer than a heartbeat ago.
+    #[error("router {router} credits {engine}, which is gone for longer than a heartbeat, with {n} blocks")]
+    Gone {
+        /// Its number.
+        router: usize,
+        /// The engine.
+        engine: String,
+        /// Blocks that it is credited with.
+        n: usize,
     },
     /// A router's directory is wrong although nothing is on its way.
     #[error("router {router} knows {known} blocks of all workers, which have {cached}; {missing} of these are missing")]
@@ -104,10 +114,13 @@ pub(crate) fn check_credit(
         let Some(peer) = peer else { continue };
         let n = directory.count(&peer.engine, hashes, network.instant() + LATER);
         let Some(ever) = &workers[worker].ever_cached else { continue };
-        // What a router knows of an earlier life is over with that life's connection, which it may not have noticed yet.
+        // What a router knows of an earlier life is over with that life's connection, which it notices within a heartbeat.
         let is_present = workers[worker].is_up && workers[worker].id == peer.engine;
         if is_present && !hashes[..n].iter().all(|hash| ever.contains(hash)) {
             return Err(Violation::Credit { router, engine: peer.engine.to_string() });
+        }
+        if !is_present && n > 0 && network.now > workers[worker].crashed + HEARTBEAT {
+            return Err(Violation::Gone { router, engine: peer.engine.to_string(), n });
         }
     }
     Ok(())

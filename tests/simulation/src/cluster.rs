@@ -35,6 +35,7 @@ pub(crate) struct Cluster<'a> {
     book: Book,
     /// The router of each request.
     entrances: Vec<u32>,
+    settings: RouterSettings,
     is_checked: bool,
 }
 
@@ -68,6 +69,7 @@ impl<'a> Cluster<'a> {
                 .collect(),
             book: Book::new(prepared.requests().len(), is_checked),
             entrances: prepared.requests().iter().map(|_| network.random.below(n_routers as u64) as u32).collect(),
+            settings,
             is_checked,
             network,
         };
@@ -164,7 +166,7 @@ impl<'a> Cluster<'a> {
         match fault {
             Fault::Crash { worker } if self.workers[worker].is_up => {
                 let dead = &mut self.workers[worker];
-                dead.crash();
+                dead.crash(self.network.now);
                 let key = MemberKey {
                     kind: MemberKind::Worker,
                     id: dead.id.worker.to_string(),
@@ -181,6 +183,7 @@ impl<'a> Cluster<'a> {
                 self.network.after_ms(delay, Event::Scheduler(ToScheduler::Member(changed)));
                 (0..self.routers.len()).for_each(|router| self.introduce(router, worker));
             }
+            Fault::RestartRouter { router } => self.restart_router(router),
             Fault::Cut { router, worker } if !self.network.is_cut(router, worker) => {
                 self.network.cut(router, worker, true);
                 self.network.disconnect(router, worker);
@@ -194,6 +197,18 @@ impl<'a> Cluster<'a> {
             Fault::KvLoss { chance } => self.network.kv_loss = chance,
             Fault::Calm => self.calm(),
             Fault::Crash { .. } | Fault::Restart { .. } | Fault::Cut { .. } | Fault::Heal { .. } => {}
+        }
+    }
+
+    /// Lets a router begin anew, while others go on: they tell it what they run, and it finds the workers again.
+    fn restart_router(&mut self, router: usize) {
+        let Self { network, routers, book, .. } = self;
+        let anew = Router::new(router, &self.settings, routers.len(), self.workers.len(), network.instant());
+        std::mem::replace(&mut routers[router], anew).end(book, network);
+        routers.iter().enumerate().filter(|(other, _)| *other != router).for_each(|(_, other)| other.tell_all(network));
+        for worker in 0..self.workers.len() {
+            self.network.disconnect(router, worker);
+            self.introduce(router, worker);
         }
     }
 

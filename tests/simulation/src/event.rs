@@ -1,12 +1,12 @@
 //! What happens when: messages on their way, and a queue of them in virtual time.
 
 use std::cmp::Ordering;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeSet, BinaryHeap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use contract::hash::BlockHash;
-use contract::ids::{EngineId, Token};
+use contract::ids::{EngineId, TenantId, Token};
 use contract::kv::KvDigest;
 use contract::kv::KvEvent;
 use contract::ledger::LedgerEvent;
@@ -42,6 +42,8 @@ pub(crate) enum ToRouter {
     View(Arc<ClusterView>),
     /// What another router placed, through the scheduler.
     Ledger(LedgerEvent),
+    /// Who waits at another router.
+    Waiting { at: usize, tenants: BTreeSet<TenantId> },
     /// A worker can be reached, as this engine.
     Joined { worker: usize, connection: u32, engine: EngineId },
     /// A connection broke.
@@ -88,6 +90,10 @@ pub(crate) enum ToScheduler {
     Ledger {
         from: usize,
         event: LedgerEvent,
+    },
+    Waiting {
+        at: usize,
+        tenants: BTreeSet<TenantId>,
     },
     /// Time to publish what has changed.
     Publish,

@@ -1,5 +1,5 @@
-//! What breaks, drawn by seed: workers crash and come back, links are cut, workers are slow, the scheduler goes, news of
-//! caches is late or lost.
+//! What breaks, drawn by seed: workers crash and come back, routers start anew, links are cut, workers are slow, the
+//! scheduler goes, news of caches is late or lost.
 
 use std::time::Duration;
 
@@ -15,6 +15,10 @@ pub(crate) enum Fault {
     },
     Restart {
         worker: usize,
+    },
+    /// A router loses all that it knows, and those who asked it lose their requests.
+    RestartRouter {
+        router: usize,
     },
     Cut {
         router: usize,
@@ -47,11 +51,12 @@ pub(crate) fn draw(span: Duration, n_routers: usize, n_workers: usize, random: &
         let begin = span.mul_f64(random.unit());
         let lasts = span.mul_f64(0.3 * random.unit() * random.unit()) + Duration::from_millis(5);
         let (worker, router) = (random.index(n_workers), random.index(n_routers));
-        let (fault, repair) = match random.below(10) {
+        let (fault, repair) = match random.below(11) {
             0..=3 => (Fault::Crash { worker }, Fault::Restart { worker }),
             4..=5 => (Fault::Cut { router, worker }, Fault::Heal { router, worker }),
             6 => (Fault::Slow { worker, times: random.between(2.0, 20.0) }, Fault::Slow { worker, times: 1.0 }),
             7 => (Fault::SchedulerDown, Fault::SchedulerUp),
+            8 => (Fault::RestartRouter { router }, Fault::RestartRouter { router }),
             _ => (Fault::KvLoss { chance: random.between(0.01, 0.5) }, Fault::KvLoss { chance: 0.0 }),
         };
         network.at(begin, Event::Fault(fault));

@@ -44,7 +44,7 @@ pub use network::Delays;
 pub use options::{Goals, Options, OptionsError, Planted, Waiting};
 pub use plot::page;
 pub use prepared::Prepared;
-pub use report::{Calibration, Report};
+pub use report::{Calibration, Report, Served};
 pub use workload::{Request, Synthetic, TRACE_BLOCK_TOKENS, Workload};
 
 /// Why a run ended without a report.

@@ -1,7 +1,9 @@
 //! Carries messages between routers, workers and the scheduler, with delays, in order per link, and not at all while cut.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use contract::ids::TenantId;
 use contract::ledger::LedgerEvent;
 use contract::view::ClusterView;
 use serde::{Deserialize, Serialize};
@@ -172,13 +174,22 @@ impl Network {
 
     /// From a router to all others, through the scheduler; lost when there is none.
     pub(crate) fn ledger(&mut self, from: usize, event: LedgerEvent) {
+        self.share(from, ToScheduler::Ledger { from, event });
+    }
+
+    /// Who waits at a router, to all others.
+    pub(crate) fn waiting(&mut self, at: usize, tenants: BTreeSet<TenantId>) {
+        self.share(at, ToScheduler::Waiting { at, tenants });
+    }
+
+    fn share(&mut self, from: usize, message: ToScheduler) {
         if self.last_ledger.len() == 1 || !self.is_scheduler_up {
             return;
         }
         let ms = self.random.between(self.delays.ledger_ms_min, self.delays.ledger_ms_max);
         let at = (self.now + Duration::from_secs_f64(ms / 1e3)).max(self.last_ledger[from]);
         self.last_ledger[from] = at;
-        self.at(at, Event::Scheduler(ToScheduler::Ledger { from, event }));
+        self.at(at, Event::Scheduler(message));
     }
 
     /// From a worker to the scheduler: half the way to the routers.

@@ -104,6 +104,7 @@ impl Default for Options {
                 promise: std::time::Duration::from_secs(10),
                 decode_ms_goal: f64::INFINITY,
                 dispatch_ahead_ms: 200.0,
+                give_way: std::time::Duration::from_millis(15),
                 directory_bytes_max: 1 << 30,
             },
             waiting: Some(Waiting::default()),

@@ -10,6 +10,7 @@ use crate::cluster::Finished;
 use crate::distribution::Distribution;
 use crate::options::{Goals, Options};
 use crate::prepared::Prepared;
+use crate::workload::Request;
 
 /// What a run showed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -60,11 +61,27 @@ pub struct Report {
     pub steps: u64,
     /// Events simulated.
     pub events: u64,
+    /// Each request that ended well, in the order of the workload.
+    #[serde(skip)]
+    pub served: Vec<Served>,
     /// Times to first token in seconds with times of arrival, for plots.
     #[serde(skip)]
     pub(crate) first_tokens: Vec<(f64, f64)>,
     #[serde(skip)]
     pub(crate) times_per_token: Vec<f64>,
+}
+
+/// A request that ended well.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Served {
+    /// Who asked.
+    pub tenant: u32,
+    /// When, in seconds.
+    pub arrived_s: f64,
+    /// When its first token came, in seconds.
+    pub first_token_s: f64,
+    /// Prompt tokens that were computed for it.
+    pub tokens_new: u32,
 }
 
 /// Predicted less actual time from placement to first token.
@@ -102,6 +119,7 @@ impl Report {
             requests: all.len(),
             failed: all.iter().filter(|progress| progress.has_failed).count(),
             duration_s,
+            served: ended().filter_map(|(progress, request)| progress.served(request)).collect(),
             first_tokens: first_tokens.collect(),
             times_per_token: tpot.clone(),
             ttft_s: Distribution::of(&mut ttft),
@@ -168,6 +186,15 @@ impl Report {
 impl Progress {
     fn ttft_s(&self) -> Option<f64> {
         Some((self.first_token? - self.arrived).as_secs_f64())
+    }
+
+    fn served(&self, request: &Request) -> Option<Served> {
+        Some(Served {
+            tenant: request.tenant,
+            arrived_s: self.arrived.as_secs_f64(),
+            first_token_s: self.first_token?.as_secs_f64(),
+            tokens_new: request.n_prompt.saturating_sub(self.n_cached),
+        })
     }
 
     fn tpot_s(&self) -> Option<f64> {

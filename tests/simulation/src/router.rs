@@ -1,10 +1,10 @@
 //! A router: the real placer over what reached this router, a queue of what waits, and the streams it reads.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use contract::ids::{EngineId, Incarnation, RequestId};
+use contract::ids::{EngineId, Incarnation, RequestId, TenantId};
 use contract::ledger::{LedgerEvent, PlacedWork, PlacementKey};
 use contract::occupancy::Occupancy;
 use contract::view::ClusterView;
@@ -41,6 +41,9 @@ pub(crate) struct Router {
     pub(crate) peered: Vec<Option<Peer>>,
     view: Arc<ClusterView>,
     waiting: FairQueue<RequestIdx>,
+    /// Who waits here as others were told, and who waits at each of them.
+    told: BTreeSet<TenantId>,
+    elsewhere: Vec<BTreeSet<TenantId>>,
     flights: HashMap<RequestIdx, Flight>,
     retry_at: Option<Duration>,
 }
@@ -102,6 +105,8 @@ impl Router {
             peered: vec![None; n_workers],
             view: Arc::default(),
             waiting: queue(settings.waiting, origin),
+            told: BTreeSet::new(),
+            elsewhere: vec![BTreeSet::new(); n_routers],
             flights: HashMap::new(),
             retry_at: None,
         }
@@ -135,11 +140,26 @@ impl Router {
                 }
             }
             ToRouter::Ledger(event) => {
-                let makes_room = !matches!(event, LedgerEvent::Placed(..));
+                let makes_room = match &event {
+                    LedgerEvent::Placed(key, work) => {
+                        self.waiting.charge(Some(key.router), &work.tenant, 1, u64::from(work.tokens_new));
+                        false
+                    }
+                    _ => true,
+                };
                 self.placer.tell(event, around.network.instant());
                 if makes_room {
                     self.dispatch(around);
                 }
+            }
+            ToRouter::Waiting { at, tenants } => {
+                self.elsewhere[at] = tenants;
+                let mut all: BTreeMap<TenantId, BTreeSet<Incarnation>> = BTreeMap::new();
+                for (&router, tenants) in self.peers.iter().zip(&self.elsewhere) {
+                    tenants.iter().for_each(|tenant| all.entry(tenant.clone()).or_default().extend([router]));
+                }
+                self.waiting.set_elsewhere(all);
+                self.dispatch(around);
             }
             ToRouter::Joined { worker, connection, engine } => self.join(worker, connection, engine, around),
             ToRouter::Lost { worker, connection } => {
@@ -163,6 +183,16 @@ impl Router {
     pub(crate) fn know(&mut self, worker: usize, engine: EngineId, connection: u32) {
         self.placer.directory().begin(&engine);
         self.peered[worker] = Some(Peer { engine, connection, is_ready: false, syncing_since: Some(Duration::ZERO) });
+    }
+
+    /// Ends, and all requests that it has with it; others hear that it is gone.
+    pub(crate) fn end(mut self, book: &mut Book, network: &mut Network) {
+        let mut lost: Vec<RequestIdx> = self.flights.into_keys().collect();
+        lost.extend(std::iter::from_fn(|| self.waiting.pop()));
+        lost.sort_unstable();
+        lost.into_iter().for_each(|request| book.end(request, network.now, true));
+        network.ledger(self.index, LedgerEvent::RouterGone(self.incarnation));
+        network.waiting(self.index, BTreeSet::new());
     }
 
     /// Placed or waiting requests.
@@ -326,6 +356,16 @@ impl Router {
         if wait_ms_min.is_finite() {
             self.retry_after(wait_ms_min.clamp(1.0, RETRY_MS_MAX), around.network);
         }
+        self.tell_waiting(around.network);
+    }
+
+    /// Tells the others who waits here, if that has changed.
+    fn tell_waiting(&mut self, network: &mut Network) {
+        let tenants: BTreeSet<TenantId> = self.waiting.tenants().cloned().collect();
+        if self.peers.len() > 1 && tenants != self.told {
+            self.told.clone_from(&tenants);
+            network.waiting(self.index, tenants);
+        }
     }
 
     /// Whether any engine takes more; if not, it is looked again when the first of them might.
@@ -375,7 +415,10 @@ impl Router {
                 backlog_ms: backlog_ms[worker],
             })
             .collect();
+        let tenant = around.prepared.tenant(around.prepared.requests()[request as usize].tenant);
         let prompt = Prompt {
+            tenant: &tenant,
+            n_before: if turn.is_overdue { 0 } else { turn.n_before },
             n_tokens,
             hashes,
             block_size: around.prepared.block_size(),
@@ -428,15 +471,23 @@ impl Router {
             for &peer in self.peers.iter().filter(|&&peer| peer != self.incarnation) {
                 self.placer.tell(LedgerEvent::RouterGone(peer), now);
             }
-            return;
+            self.elsewhere.iter_mut().for_each(BTreeSet::clear);
+            self.waiting.set_elsewhere(BTreeMap::new());
+        } else {
+            self.tell_all(around.network);
         }
-        around.network.ledger(self.index, LedgerEvent::RouterGone(self.incarnation));
+    }
+
+    /// Tells the others anew what runs and who waits here.
+    pub(crate) fn tell_all(&self, network: &mut Network) {
+        network.ledger(self.index, LedgerEvent::RouterGone(self.incarnation));
+        network.waiting(self.index, self.told.clone());
         let mut flights: Vec<&Flight> = self.flights.values().collect();
         flights.sort_unstable_by_key(|flight| flight.key);
         for flight in flights {
-            around.network.ledger(self.index, LedgerEvent::Placed(flight.key, flight.work.clone()));
+            network.ledger(self.index, LedgerEvent::Placed(flight.key, flight.work.clone()));
             if flight.has_first_token {
-                around.network.ledger(self.index, LedgerEvent::FirstToken(flight.key));
+                network.ledger(self.index, LedgerEvent::FirstToken(flight.key));
             }
         }
     }

@@ -66,6 +66,13 @@ impl Scheduler {
                 }
                 return;
             }
+            ToScheduler::Waiting { at, tenants } => {
+                for router in (0..self.n_routers).filter(|&router| router != at) {
+                    let tenants = tenants.clone();
+                    network.after(Duration::ZERO, Event::Router(router, ToRouter::Waiting { at, tenants }));
+                }
+                return;
+            }
             ToScheduler::Publish => {
                 self.is_publish_due = false;
                 self.state.tick(network.instant());

@@ -29,6 +29,8 @@ pub(crate) struct Worker {
     life: u32,
     pub(crate) id: EngineId,
     pub(crate) is_up: bool,
+    /// When its last life ended.
+    pub(crate) crashed: Duration,
     pub(crate) engine: Engine,
     device: Device,
     cost: CostCoefficients,
@@ -55,6 +57,7 @@ impl Worker {
             life: 0,
             id: EngineId { worker, incarnation: Incarnation(incarnation), data_rank: DataRank(0) },
             is_up: true,
+            crashed: Duration::ZERO,
             engine: prepared.engine(),
             device: prepared.device(),
             cost: prepared.cost(),
@@ -82,8 +85,9 @@ impl Worker {
     }
 
     /// Loses everything, in the middle of what it does.
-    pub(crate) fn crash(&mut self) {
+    pub(crate) fn crash(&mut self, now: Duration) {
         self.is_up = false;
+        self.crashed = now;
         self.life += 1;
         self.running = None;
         self.owners.clear();

@@ -22,7 +22,7 @@ fn placed(number: u64) -> LedgerEvent {
     let tokens = 10 + u32::try_from(number).unwrap();
     LedgerEvent::Placed(
         key(number),
-        PlacedWork { engine, tokens_new: tokens, tokens_prompt: tokens, prefill_us: 1_000 },
+        PlacedWork { engine, tenant: "t".into(), tokens_new: tokens, tokens_prompt: tokens, prefill_us: 1_000 },
     )
 }
 

@@ -171,7 +171,7 @@ fn routers(tenants_of: &[&[&str]], n_delay: usize, pick: impl Fn(u64) -> usize) 
         if ledger.len() > n_delay {
             let (placed_by, tenant) = ledger.pop_front().unwrap();
             let others = queues.iter_mut().enumerate().filter(|&(other, _)| other != placed_by);
-            others.for_each(|(_, queue)| queue.charge(&tenant.into(), 1, cost(tenant)));
+            others.for_each(|(_, queue)| queue.charge(None, &tenant.into(), 1, cost(tenant)));
         }
     }
     served

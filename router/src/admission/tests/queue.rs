@@ -1,5 +1,8 @@
 //! The queue as a whole: nothing is lost, bounds hold, the order inside a tenant is the one promised.
 
+use std::collections::BTreeSet;
+
+use contract::ids::Incarnation;
 use proptest::prelude::*;
 
 use super::*;
@@ -27,6 +30,8 @@ enum Step {
         charged: u64,
         actual: u64,
     },
+    /// These tenants wait at other routers.
+    Others(BTreeSet<u8>),
     Advance(u64),
 }
 
@@ -49,6 +54,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (0..6_u8, 0..900_u64).prop_map(|(tenant, tokens)| Step::Elsewhere { tenant, tokens }),
         1 => (0..6_u8, 0..900_u64, 0..900_u64)
             .prop_map(|(tenant, charged, actual)| Step::Correct { tenant, charged, actual }),
+        1 => prop::collection::btree_set(0..6_u8, 0..4).prop_map(Step::Others),
         2 => (0..1_500_u64).prop_map(Step::Advance),
     ]
 }
@@ -149,14 +155,20 @@ proptest! {
                     prop_assert!(waiting.iter().all(|item| item.deadline.is_none_or(|deadline| deadline > now)));
                 }
                 Step::Elsewhere { tenant, tokens } => {
-                    queue.charge(&name(tenant), u32::from(tenant) + 1, tokens);
+                    queue.charge(Some(Incarnation(u64::from(tenant))), &name(tenant), u32::from(tenant) + 1, tokens);
                 }
                 Step::Correct { tenant, charged, actual } => {
                     queue.correct(&name(tenant), u32::from(tenant) + 1, charged, actual);
                 }
+                Step::Others(tenants) => {
+                    let at = |tenant: u8| [Incarnation(u64::from(tenant))].into();
+                    queue.set_elsewhere(tenants.into_iter().map(|tenant| (name(tenant), at(tenant))).collect());
+                }
                 Step::Advance(by) => now += ms(by),
             }
             prop_assert_eq!(queue.len(), waiting.len());
+            let tenants: BTreeSet<_> = waiting.iter().map(|item| name(item.tenant)).collect();
+            prop_assert_eq!(queue.tenants().cloned().collect::<BTreeSet<_>>(), tenants);
             prop_assert_eq!(queue.tokens(), waiting.iter().map(|item| item.tokens).sum::<u64>());
             prop_assert_eq!(queue.next_deadline(), waiting.iter().filter_map(|item| item.deadline).min());
         }

@@ -1,5 +1,6 @@
 //! Two schedulers tell of three routers, each at its own pace, break, come back, and say that routers are gone.
 
+use contract::demand::RouterDemand;
 use contract::ids::{DataRank, EngineId};
 use contract::ledger::{Ledger, PlacedWork, PlacementKey};
 use proptest::prelude::*;
@@ -13,7 +14,7 @@ const OWN: Incarnation = Incarnation(99);
 
 fn placed(router: u64, number: u64) -> LedgerEvent {
     let engine = EngineId { worker: "w".into(), incarnation: Incarnation(1), data_rank: DataRank(0) };
-    let work = PlacedWork { engine, tokens_new: 1, tokens_prompt: 2, prefill_us: 3 };
+    let work = PlacedWork { engine, tenant: "t".into(), tokens_new: 1, tokens_prompt: 2, prefill_us: 3 };
     LedgerEvent::Placed(PlacementKey { router: Incarnation(router), number }, work)
 }
 
@@ -46,6 +47,8 @@ enum Step {
     Place,
     FirstToken,
     Finish,
+    Ask,
+    TellDemand,
     Tell(usize),
     Again,
     Gone,
@@ -81,6 +84,16 @@ impl World {
             Step::Finish => {
                 if let Some(key) = of.running.pop() {
                     of.put(LedgerEvent::Finished(key));
+                }
+            }
+            Step::Ask => {
+                let number = of.own.demand().number + 1;
+                of.own.take(&LedgerNews::Demand(RouterDemand { number, tenants: Vec::new() })).unwrap();
+            }
+            Step::TellDemand => {
+                let news = LedgerNews::Demand(of.own.demand().clone());
+                if let Some(&to) = self.schedulers[scheduler].told.get(&router) {
+                    self.tell(scheduler, router, to, news);
                 }
             }
             Step::Tell(n_events) => {
@@ -152,6 +165,8 @@ fn steps() -> impl Strategy<Value = Vec<(usize, u64, Step)>> {
         4 => Just(Step::Place),
         2 => Just(Step::FirstToken),
         3 => Just(Step::Finish),
+        2 => Just(Step::Ask),
+        3 => Just(Step::TellDemand),
         8 => (0..4_usize).prop_map(Step::Tell),
         1 => Just(Step::Again),
         1 => Just(Step::Gone),
@@ -170,7 +185,7 @@ proptest! {
             world.step(*scheduler, *router, step);
             prop_assert_eq!(world.ledger.len(), world.others.n_placements());
         }
-        for step in [Step::Begin, Step::Tell(0), Step::Tell(usize::MAX >> 1)] {
+        for step in [Step::Begin, Step::Tell(0), Step::Tell(usize::MAX >> 1), Step::TellDemand] {
             world.everyone(&step);
         }
         world.step(1, 0, &Step::Break);
@@ -180,6 +195,7 @@ proptest! {
         for (id, router) in (0..).zip(&world.routers) {
             prop_assert_eq!(&world.others.routers[&Incarnation(id)].placements, &router.own);
             expected += router.running.len();
+            prop_assert_eq!(&world.others.demands().unwrap()[&Incarnation(id)], router.own.demand());
         }
         prop_assert_eq!(world.ledger.len(), expected);
         world.step(0, 0, &Step::Break);
@@ -187,7 +203,7 @@ proptest! {
         prop_assert_eq!(world.ledger.len(), expected, "a stream that broke counts for the grace");
         world.step(0, 0, &Step::Wait(1));
         prop_assert_eq!((world.ledger.len(), world.others.n_routers()), (0, 4));
-        prop_assert_eq!(world.others.next_tick(), None);
+        prop_assert_eq!((world.others.next_tick(), world.others.demands()), (None, None));
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 
+use contract::demand::{RouterDemand, TenantDemand};
 use contract::ids::{DataRank, EngineId};
 use contract::ledger::{LedgerEvent, PlacedWork, PlacementKey};
 use proptest::prelude::*;
@@ -15,7 +16,7 @@ const N_ROUTERS: usize = 4;
 
 fn placed(router: u64, number: u64) -> LedgerEvent {
     let engine = EngineId { worker: "w".into(), incarnation: Incarnation(1), data_rank: DataRank(0) };
-    let work = PlacedWork { engine, tokens_new: 1, tokens_prompt: 2, prefill_us: 3 };
+    let work = PlacedWork { engine, tenant: "t".into(), tokens_new: 1, tokens_prompt: 2, prefill_us: 3 };
     LedgerEvent::Placed(PlacementKey { router: Incarnation(router), number }, work)
 }
 
@@ -43,6 +44,7 @@ enum Step {
     Place,
     FirstToken,
     Finish,
+    Ask(bool),
     Connect,
     Disconnect,
     Restart,
@@ -88,6 +90,7 @@ impl World {
                     peer.tell(LedgerEvent::Finished(key));
                 }
             }
+            Step::Ask(is_waiting) => self.peers[index].ask(*is_waiting),
             Step::Connect => self.connect(index),
             Step::Disconnect => self.disconnect(index),
             Step::Restart => {
@@ -111,10 +114,10 @@ impl World {
     fn connect(&mut self, index: usize) {
         let peer = &mut self.peers[index];
         if peer.stream.is_none() {
-            let first = LedgerBatch { router: Incarnation(peer.id), news: peer.own.snapshot() };
+            let all = peer.own.all().map(|news| LedgerBatch { router: Incarnation(peer.id), news });
             let id = StreamId(self.n_streams);
             self.n_streams += 1;
-            peer.stream = Some(Wire { id, up: [first].into(), down: VecDeque::new() });
+            peer.stream = Some(Wire { id, up: all.collect(), down: VecDeque::new() });
             peer.view.clear();
         }
     }
@@ -184,6 +187,15 @@ impl Peer {
         }
     }
 
+    fn ask(&mut self, is_waiting: bool) {
+        let tenants = vec![TenantDemand { is_waiting, ..TenantDemand::none("t".into()) }];
+        let news = LedgerNews::Demand(RouterDemand { number: self.own.demand().number + 1, tenants });
+        self.own.take(&news).expect("a demand misses nothing");
+        if let Some(wire) = &mut self.stream {
+            wire.up.push_back(LedgerBatch { router: Incarnation(self.id), news });
+        }
+    }
+
     fn down(&mut self) {
         let Some(batch) = self.stream.as_mut().and_then(|wire| wire.down.pop_front()) else { return };
         match &batch.news {
@@ -202,6 +214,7 @@ fn steps() -> impl Strategy<Value = Vec<(usize, Step)>> {
         4 => Just(Step::Place),
         2 => Just(Step::FirstToken),
         3 => Just(Step::Finish),
+        2 => any::<bool>().prop_map(Step::Ask),
         3 => Just(Step::Connect),
         1 => Just(Step::Disconnect),
         1 => Just(Step::Restart),
