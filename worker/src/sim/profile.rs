@@ -18,6 +18,10 @@ const NAMED: [(&str, &str); 4] = [
     ("instant", include_str!("../../../deploy/config/sim/instant.toml")),
 ];
 
+/// Longest time in milliseconds, of a step or of what makes it longer, and the slowest and the fastest prefill.
+const MS_MAX: f64 = 1e6;
+const RATES: std::ops::RangeInclusive<f64> = 1e-3..=1e9;
+
 /// Requests that wait in an engine at most, where nothing else bounds them.
 const MAX_WAITING: u32 = 1 << 20;
 
@@ -81,7 +85,7 @@ pub enum ProfileError {
         source: Box<toml::de::Error>,
     },
     /// A value that cannot be simulated.
-    #[error("{field} of profile {origin} is {value}; give {want}")]
+    #[error("{field} of profile {origin} is {value:?}; give {want}")]
     Value {
         /// Where the profile came from.
         origin: String,
@@ -122,18 +126,24 @@ impl Profile {
         let profile: Self = toml::from_str(text)
             .map_err(|source| ProfileError::Parse { origin: origin.to_owned(), source: Box::new(source) })?;
         let wrong = |field, value, want| Err(ProfileError::Value { origin: origin.to_owned(), field, value, want });
-        let Timing { prefill_tokens_per_s: rate, step_base_ms, .. } = profile.timing;
-        let cost = profile.timing.cost();
-        for (field, value) in [
-            ("timing.prefill_tokens_per_s", rate),
-            ("timing.prefill_per_million_pairs_ms", cost.prefill_per_token_context_ms),
-            ("timing.decode_base_ms", cost.decode_base_ms),
-            ("timing.decode_per_sequence_ms", cost.decode_per_sequence_ms),
-            ("timing.decode_per_10k_context_tokens_ms", cost.decode_per_context_token_ms),
-            ("timing.step_base_ms", step_base_ms),
+        let timing = &profile.timing;
+        let rate = timing.prefill_tokens_per_s;
+        if !(rate == 0.0 || RATES.contains(&rate)) {
+            return wrong(
+                "timing.prefill_tokens_per_s",
+                rate,
+                "0.001 to 1000000000, or 0 for prompts that take no time",
+            );
+        }
+        for (field, ms) in [
+            ("timing.prefill_per_million_pairs_ms", timing.prefill_per_million_pairs_ms),
+            ("timing.decode_base_ms", timing.decode_base_ms),
+            ("timing.decode_per_sequence_ms", timing.decode_per_sequence_ms),
+            ("timing.decode_per_10k_context_tokens_ms", timing.decode_per_10k_context_tokens_ms),
+            ("timing.step_base_ms", timing.step_base_ms),
         ] {
-            if !(value >= 0.0 && value.is_finite()) {
-                return wrong(field, value, "a number that is not negative");
+            if !(0.0..=MS_MAX).contains(&ms) {
+                return wrong(field, ms, "0 to 1000000");
             }
         }
         if !(0.0..=1.0).contains(&profile.eos_probability) {
@@ -235,10 +245,18 @@ mod tests {
         let bounds = "block_size = 1\nn_blocks = 9\nmax_running = 1\nprefill_budget = 1\ncontext_length = 9\n";
         let parse = |rest: &str| Profile::parse(&format!("{bounds}{rest}"), "p");
         assert!(parse("").is_ok());
-        let error = |rest| parse(rest).unwrap_err();
+        let error = |rest: &str| parse(rest).unwrap_err();
         assert!(matches!(error("[timing]\ndecode_ms = 1"), ProfileError::Parse { .. }));
         let text = error("[timing]\ndecode_base_ms = -1").to_string();
         assert!(text.contains("decode_base_ms of profile p is -1"), "{text}");
+        for (line, shown) in [
+            ("step_base_ms = inf", "step_base_ms of profile p is inf; give 0 to 1000000"),
+            ("decode_base_ms = 1e308", "decode_base_ms of profile p is 1e308; give 0 to 1000000"),
+            ("prefill_tokens_per_s = 1e-308", "prefill_tokens_per_s of profile p is 1e-308; give 0.001 to 1000000000"),
+        ] {
+            let text = error(&format!("[timing]\n{line}")).to_string();
+            assert!(text.contains(shown), "{line}: {text}");
+        }
         assert!(error("[timing]\nprefill_tokens_per_s = nan").to_string().contains("prefill_tokens_per_s"));
         assert!(error("eos_probability = 2").to_string().contains("eos_probability"));
     }
