@@ -11,7 +11,7 @@ use thiserror::Error;
 use crate::book::Book;
 use crate::event::RequestIdx;
 use crate::network::Network;
-use crate::prepared::Prepared;
+use crate::prepared::{EOS, Prepared};
 use crate::router::Router;
 use crate::worker::{HEARTBEAT, Worker};
 
@@ -181,13 +181,14 @@ fn check_tokens(book: &Book, prepared: &Prepared) -> Result<(), Violation> {
             logprobs: None,
             n_prompt: asked.n_prompt,
             min_tokens: 0,
-            stop_token_ids: Vec::new(),
+            stop_token_ids: vec![EOS],
             history: Vec::new(),
         };
         let n = progress.tokens.len();
         let alone = worker::sim::answer(&prompt, &spec, prepared.vocab_size(), profile.eos_probability, n);
         let differs = alone.iter().zip(&progress.tokens).position(|(alone, got)| alone != got);
-        let is_short = progress.finished.is_some() && n != asked.n_output as usize;
+        let is_whole = n == prepared.output_max(asked) as usize || progress.tokens.last() == Some(&EOS);
+        let is_short = progress.finished.is_some() && !is_whole;
         if let Some(position) = differs.or(is_short.then_some(n)) {
             return Err(Violation::Tokens { request: request as RequestIdx, position });
         }

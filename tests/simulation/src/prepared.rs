@@ -2,7 +2,7 @@
 
 use contract::cost::CostCoefficients;
 use contract::hash::{BlockHash, HashKey, PrefixScope};
-use contract::ids::{ModelName, TenantId, WorkerId};
+use contract::ids::{ModelName, TenantId, Token, WorkerId};
 use contract::model::{Fingerprint, ModelIdentity};
 use engine::{ConfigError, Engine, EngineConfig};
 use worker::sim::{Device, Profile};
@@ -11,6 +11,8 @@ use crate::workload::{Request, Workload};
 
 const KEY: HashKey = HashKey([7; 32]);
 const VOCAB_SIZE: u32 = 1 << 17;
+/// Ends a request, as often as the profile says.
+pub(crate) const EOS: Token = VOCAB_SIZE - 1;
 
 /// Requests with the hashes of their blocks, and the workers that serve them.
 #[derive(Debug)]
@@ -78,6 +80,11 @@ impl Prepared {
 
     pub(crate) fn block_size(&self) -> u32 {
         self.config.block_size
+    }
+
+    /// Tokens that a request gets unless a token ends it: the context and the pool of a worker are bounded.
+    pub(crate) fn output_max(&self, request: &Request) -> u32 {
+        request.n_output.min(self.config.length_max().saturating_sub(request.n_prompt))
     }
 
     pub(crate) fn vocab_size(&self) -> u32 {

@@ -16,7 +16,7 @@ use worker::sim::Device;
 use crate::checker::Violation;
 use crate::event::{Event, KvMessage, RequestIdx, ToRouter, ToScheduler, ToWorker};
 use crate::network::Network;
-use crate::prepared::Prepared;
+use crate::prepared::{EOS, Prepared};
 
 /// Shortest time between two reports of occupancy.
 const REPORT_INTERVAL: Duration = Duration::from_millis(10);
@@ -162,7 +162,7 @@ impl Worker {
             priority: 0,
             deadline: None,
             sampling: SamplingParams { temperature: 0.0, ..SamplingParams::default() },
-            stop: StopParams { max_tokens: asked.n_output, ..StopParams::default() },
+            stop: StopParams { token_ids: vec![EOS], max_tokens: asked.n_output, ..StopParams::default() },
             logprobs: None,
             prompt_logprobs: None,
         };

@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
 
-use simulation::{Delays, Options, Planted, Prepared, Report, SimulationError, Synthetic, Workload, simulate};
+use simulation::{Delays, Options, Planted, Prepared, Report, Request, SimulationError, Synthetic, Workload, simulate};
 use worker::sim::Profile;
 
 fn run(prepared: &Prepared, options: &Options) -> Result<Report, SimulationError> {
@@ -62,4 +63,12 @@ fn a_router_that_skips_the_incarnation_check_is_found() {
         matches!(run(&small_load(seed), &options), Err(SimulationError::Violation { .. }))
     });
     assert!(found.is_some(), "no seed of 200 finds the planted fault");
+}
+
+#[test]
+fn an_answer_that_the_context_cuts_has_lost_nothing() {
+    let request = |n_prompt| Request { after: Duration::ZERO, n_prompt, n_output: 50, blocks: vec![], tenant: 0 };
+    let load = Workload::new("cut", vec![request(1_490), request(100)]);
+    let report = run(&Prepared::new(load, small()).unwrap(), &Options { checks: true, ..Options::default() }).unwrap();
+    assert_eq!((report.failed, report.output_tokens), (0, 10 + 50));
 }

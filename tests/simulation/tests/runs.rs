@@ -78,3 +78,23 @@ fn options_that_make_no_sense_are_named() {
     assert!(error(Options { n_workers: 0, ..Options::default() }).contains("workers is 0"));
     assert!(error(Options { speed: f64::NAN, ..Options::default() }).contains("speed is NaN"));
 }
+
+fn short(more: &str) -> Profile {
+    let bounds = "block_size = 16\nn_blocks = 100\nmax_running = 8\nprefill_budget = 512\ncontext_length = 1000\n";
+    Profile::parse(&format!("{bounds}{more}"), "short").unwrap()
+}
+
+fn requests(n_prompt: u32) -> Workload {
+    let request = |n| Request { after: Duration::from_secs(n), n_prompt, n_output: 30, blocks: vec![], tenant: 0 };
+    Workload::new("load", (0..20).map(request).collect())
+}
+
+#[test]
+fn a_token_ends_a_request_as_often_as_the_profile_says() {
+    let tokens = |probability: &str| {
+        let prepared = Prepared::new(requests(100), short(&format!("eos_probability = {probability}"))).unwrap();
+        run(&prepared, &Options { checks: true, ..Options::default() }).unwrap().output_tokens
+    };
+    assert_eq!((tokens("0.0"), tokens("1.0")), (20 * 30, 20));
+    assert!((50..400).contains(&tokens("0.1")), "{}", tokens("0.1"));
+}
