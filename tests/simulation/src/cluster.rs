@@ -16,14 +16,17 @@ use crate::prepared::Prepared;
 use crate::random::Random;
 use crate::router::{Router, RouterSettings, Surroundings};
 use crate::scheduler::{Scheduler, member};
+use crate::span;
 use crate::worker::Worker;
 
 /// Time until a lease that nobody renews is over.
 const LEASE_MS: f64 = 2_000.0;
 /// Time until routers hear of a member, at most.
 const MEMBERSHIP_MS_MAX: f64 = 60.0;
-/// After so long nothing is on its way: several heartbeats, lost messages made good.
+/// After so long nothing is on its way where messages take no time: several heartbeats, lost messages made good.
 const QUIESCENCE: Duration = Duration::from_secs(12);
+/// Ways of a message one after the other until all that was lost is made good, some of which take up to four times as long.
+const N_WAYS: f64 = 20.0;
 
 /// Everything there is.
 pub(crate) struct Cluster<'a> {
@@ -37,6 +40,11 @@ pub(crate) struct Cluster<'a> {
     entrances: Vec<u32>,
     settings: RouterSettings,
     is_checked: bool,
+    /// When nothing breaks any more.
+    calm_at: Duration,
+    quiescence: Duration,
+    /// No run takes longer than this, or it does not end.
+    longest: Duration,
 }
 
 /// What is left of a run.
@@ -71,6 +79,9 @@ impl<'a> Cluster<'a> {
             entrances: prepared.requests().iter().map(|_| network.random.below(n_routers as u64) as u32).collect(),
             settings,
             is_checked,
+            calm_at: Duration::ZERO,
+            quiescence: QUIESCENCE + Duration::from_secs_f64(N_WAYS * options.delays.sum_ms() / 1e3),
+            longest: span::longest(prepared, options.speed),
             network,
         };
         cluster.begin(options);
@@ -85,7 +96,7 @@ impl<'a> Cluster<'a> {
         while let Some(event) = self.network.next() {
             n_events += 1;
             if let Some(at) = ended
-                && self.network.now > at + QUIESCENCE
+                && self.network.now > at.max(self.calm_at) + self.quiescence
             {
                 check_rest(&self.routers, &self.workers, &self.book, self.prepared, &self.network)?;
                 break;
@@ -100,7 +111,7 @@ impl<'a> Cluster<'a> {
                     break;
                 }
             }
-            if self.network.now > self.longest() {
+            if ended.is_none() && self.network.now > self.longest {
                 return Err(Violation::Stuck { n: self.book.n_open });
             }
         }
@@ -110,7 +121,7 @@ impl<'a> Cluster<'a> {
 
     /// Sets out who knows whom, and when requests arrive.
     fn begin(&mut self, options: &Options) {
-        let Self { network, workers, routers, prepared, .. } = self;
+        let Self { network, workers, routers, prepared, calm_at, .. } = self;
         let mut random = Random::new(options.seed, 4);
         let arrivals = prepared.workload().arrivals(options.speed, &mut random);
         let span = arrivals.last().map_or(Duration::ZERO, |&(at, _)| at);
@@ -118,7 +129,7 @@ impl<'a> Cluster<'a> {
             network.at(at + Duration::from_millis(1), Event::Arrive(request as u32));
         }
         if options.faults {
-            faults::draw(span, routers.len(), workers.len(), &mut Random::new(options.seed, 5), network);
+            *calm_at = faults::draw(span, routers.len(), workers.len(), &mut Random::new(options.seed, 5), network);
         }
         self.scheduler.begin(workers, prepared, network);
         for worker in workers.iter_mut() {
@@ -245,11 +256,5 @@ impl<'a> Cluster<'a> {
             self.fail(Fault::Restart { worker });
             (0..self.routers.len()).for_each(|router| self.fail(Fault::Heal { router, worker }));
         }
-    }
-
-    /// No run takes longer than this, or it does not end.
-    fn longest(&self) -> Duration {
-        let last = self.prepared.requests().last().map_or(Duration::ZERO, |request| request.after);
-        last * 100 + Duration::from_secs(100_000)
     }
 }

@@ -44,8 +44,15 @@ pub(crate) enum Fault {
 /// Faults on average.
 const N_MEAN: f64 = 6.0;
 
-/// Draws faults over `span`, each with its repair, and puts them among what happens.
-pub(crate) fn draw(span: Duration, n_routers: usize, n_workers: usize, random: &mut Random, network: &mut Network) {
+/// Draws faults over `span`, each with its repair, and puts them among what happens; nothing breaks after the time that it
+/// returns.
+pub(crate) fn draw(
+    span: Duration,
+    n_routers: usize,
+    n_workers: usize,
+    random: &mut Random,
+    network: &mut Network,
+) -> Duration {
     let n = (N_MEAN * random.exponential()).min(4.0 * N_MEAN) as usize + 1;
     for _ in 0..n {
         let begin = span.mul_f64(random.unit());
@@ -62,5 +69,7 @@ pub(crate) fn draw(span: Duration, n_routers: usize, n_workers: usize, random: &
         network.at(begin, Event::Fault(fault));
         network.at(begin + lasts, Event::Fault(repair));
     }
-    network.at(span.mul_f64(1.4), Event::Fault(Fault::Calm));
+    let calm_at = span.mul_f64(1.4);
+    network.at(calm_at, Event::Fault(Fault::Calm));
+    calm_at
 }

@@ -9,6 +9,7 @@
 //! | `event`, `network` | messages in virtual time, with delays |
 //! | `router`, `worker`, `scheduler` | thin shells around `Placer`, `Engine` and `Device`, and `State` |
 //! | `cluster` | all of them, and the loop |
+//! | `span` | how much virtual time a load may take |
 //! | `faults`, `checker` | what breaks, and what must hold nevertheless |
 //! | `report`, `plot` | what a run showed |
 //! | `rivals`, `compare` | policies of others, and how ours does against them |
@@ -31,6 +32,7 @@ mod report;
 pub mod rivals;
 mod router;
 mod scheduler;
+mod span;
 mod worker;
 mod workload;
 
@@ -69,6 +71,7 @@ pub enum SimulationError {
 /// Options that make no sense, or an invariant that does not hold, with the seed that shows it.
 pub fn simulate(prepared: &Prepared, options: &Options, n_ended: &AtomicUsize) -> Result<Report, SimulationError> {
     options.check()?;
+    span::check(prepared, options.speed)?;
     let finished = cluster::Cluster::new(prepared, options).run(n_ended);
     let violated = |violation| SimulationError::Violation { seed: options.seed, violation };
     Ok(Report::of(&finished.map_err(violated)?, prepared, options))

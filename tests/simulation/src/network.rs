@@ -33,8 +33,18 @@ impl Default for Delays {
     }
 }
 
+impl Delays {
+    /// All ways, one after the other.
+    pub(crate) fn sum_ms(&self) -> f64 {
+        self.view_ms + self.kv_ms + self.ledger_ms_max + self.request_ms_max
+    }
+}
+
 /// Time until a broken connection is noticed when the other side does not say so, at most.
 const DETECTION_MS: f64 = 500.0;
+
+/// How many times as long news of a cache take at most while some are lost.
+const LATE_MAX: f64 = 4.0;
 
 /// A connection between a router and a worker.
 #[derive(Clone, Copy, Debug, Default)]
@@ -162,7 +172,7 @@ impl Network {
         if self.kv_loss > 0.0 && self.random.unit() < self.kv_loss {
             return;
         }
-        let late = if self.kv_loss > 0.0 { self.random.between(0.0, 4.0) } else { 1.0 };
+        let late = if self.kv_loss > 0.0 { self.random.between(0.0, LATE_MAX) } else { 1.0 };
         let at = self.now + Duration::from_secs_f64(self.delays.kv_ms * late / 1e3);
         let link = self.link(router, worker);
         if !link.is_cut && link.connection == connection {
@@ -170,6 +180,11 @@ impl Network {
             let at = link.last_kv;
             self.at(at, Event::Router(router, ToRouter::Kv { worker, connection, message }));
         }
+    }
+
+    /// Longest way of news of a cache, but for what waits for news before it.
+    pub(crate) fn kv_longest(&self) -> Duration {
+        Duration::from_secs_f64(self.delays.kv_ms * LATE_MAX / 1e3)
     }
 
     /// From a router to all others, through the scheduler; lost when there is none.

@@ -9,6 +9,11 @@ use thiserror::Error;
 
 use crate::network::Delays;
 
+/// How much slower or faster than recorded requests may arrive.
+const SPEEDS: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
+/// Most pairs of a worker and a router, each of which is a connection.
+const LINKS_MAX: usize = 1_000_000;
+
 /// A cluster and its load.
 #[derive(Clone)]
 pub struct Options {
@@ -67,14 +72,14 @@ pub enum Planted {
 
 /// Why nothing can be simulated.
 #[derive(Clone, Debug, PartialEq, Error)]
-#[error("{field} is {value}; give {want}")]
+#[error("{field} is {}; give {want}", shown(*.value))]
 pub struct OptionsError {
     /// Which value.
     pub field: &'static str,
     /// What it is.
     pub value: f64,
     /// What would do.
-    pub want: &'static str,
+    pub want: String,
 }
 
 impl Default for Waiting {
@@ -125,14 +130,18 @@ impl Options {
     /// # Errors
     /// The first that cannot be simulated.
     pub fn check(&self) -> Result<(), OptionsError> {
-        let wrong = |field, value, want| Err(OptionsError { field, value, want });
+        let wrong = |field, value, want: &str| Err(OptionsError { field, value, want: want.to_owned() });
         for (field, n) in [("workers", self.n_workers), ("routers", self.n_routers)] {
             if !(1..=10_000).contains(&n) {
                 return wrong(field, n as f64, "1 to 10000");
             }
         }
-        if !(self.speed > 0.0 && self.speed.is_finite()) {
-            return wrong("speed", self.speed, "a number above 0");
+        let n_links = self.n_workers * self.n_routers;
+        if n_links > LINKS_MAX {
+            return wrong("workers times routers", n_links as f64, "at most 1000000");
+        }
+        if !SPEEDS.contains(&self.speed) {
+            return wrong("speed", self.speed, "0.000001 to 1000000");
         }
         let Delays { view_ms, kv_ms, ledger_ms_min, ledger_ms_max, request_ms_max } = self.delays;
         let delays = [
@@ -147,4 +156,9 @@ impl Options {
             None => Ok(()),
         }
     }
+}
+
+/// Counts without a fraction, and what is very small or large in few digits.
+fn shown(value: f64) -> String {
+    if value.fract() == 0.0 && value.abs() < 1e15 { value.to_string() } else { format!("{value:?}") }
 }

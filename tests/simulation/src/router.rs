@@ -23,7 +23,7 @@ use crate::prepared::Prepared;
 
 /// Placements of one request at most.
 const N_ATTEMPTS_MAX: u32 = 20;
-/// After so long without a snapshot one is asked for again.
+/// After so long without a snapshot, beside the time that one takes, it is asked for again.
 const SNAPSHOT_PATIENCE: Duration = Duration::from_secs(2);
 /// Longest time until requests that wait are looked at again.
 const RETRY_MS_MAX: f64 = 1_000.0;
@@ -241,7 +241,7 @@ impl Router {
         let now = around.network.now;
         let is_snapshot = matches!(message, KvMessage::Snapshot { .. });
         let result = match (peer.syncing_since, is_snapshot) {
-            (Some(since), false) if now < since + SNAPSHOT_PATIENCE => return,
+            (Some(since), false) if now < since + SNAPSHOT_PATIENCE + around.network.kv_longest() => return,
             (Some(_), false) => None,
             _ => {
                 let (sequence, update) = match message {

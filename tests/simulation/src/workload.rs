@@ -85,7 +85,7 @@ impl Workload {
         let mut random = Random::new(seed, 1);
         let mut after = 0.0;
         let requests = (0..load.n_requests).map(|index| {
-            after += random.exponential() / load.rate.max(1e-9);
+            after += random.exponential() / load.rate.max(f64::MIN_POSITIVE);
             let tenant = random.below(load.n_tenants.max(1).into());
             // The first prefixes are asked for most.
             let prefix = (random.unit() * random.unit() * f64::from(load.n_prefixes)) as u64;
@@ -98,7 +98,8 @@ impl Workload {
             let n_own = u64::from(n_prompt.div_ceil(TRACE_BLOCK_TOKENS)) - n_shared;
             let blocks = (0..n_shared).map(|block| prefix_id | block).chain((0..n_own).map(|block| own_id | block));
             Request {
-                after: Duration::from_secs_f64(after),
+                // Times beyond what a duration holds are beyond what can be simulated, too.
+                after: Duration::try_from_secs_f64(after).unwrap_or(Duration::MAX),
                 n_prompt,
                 n_output,
                 blocks: blocks.collect(),

@@ -77,6 +77,8 @@ fn options_that_make_no_sense_are_named() {
     let error = |options: Options| run(&load, &options).unwrap_err().to_string();
     assert!(error(Options { n_workers: 0, ..Options::default() }).contains("workers is 0"));
     assert!(error(Options { speed: f64::NAN, ..Options::default() }).contains("speed is NaN"));
+    assert!(error(Options { speed: 1e-308, ..Options::default() }).contains("speed is 1e-308"));
+    assert!(error(Options { n_workers: 10_000, n_routers: 101, ..Options::default() }).contains("times routers"));
 }
 
 fn short(more: &str) -> Profile {
