@@ -18,6 +18,8 @@ pub(crate) struct Progress {
     pub(crate) finished: Option<Duration>,
     /// It ended badly.
     pub(crate) has_failed: bool,
+    /// What the last worker that refused it said.
+    pub(crate) refusal: Option<&'static str>,
     /// Tokens that the client has.
     pub(crate) n_tokens: u32,
     /// Prompt tokens that its first engine had cached.

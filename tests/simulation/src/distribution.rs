@@ -5,6 +5,9 @@ use serde::Serialize;
 /// How a quantity is distributed; all 0 when there is none of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Distribution {
+    /// Values.
+    #[serde(skip)]
+    pub n: usize,
     /// Arithmetic mean.
     pub mean: f64,
     /// Median.
@@ -16,6 +19,12 @@ pub struct Distribution {
 }
 
 impl Distribution {
+    /// Whether there are no values, so that the rest says nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.n == 0
+    }
+
     /// Summarises values, which are sorted in place.
     #[must_use]
     pub fn of(values: &mut [f64]) -> Self {
@@ -24,14 +33,20 @@ impl Distribution {
         // The smallest value that as many are not above (nearest rank).
         let at = |fraction: f64| values[((fraction * values.len() as f64).ceil() as usize).clamp(1, last + 1) - 1];
         let mean = values.iter().sum::<f64>() / values.len() as f64;
-        Self { mean, p50: at(0.5), p90: at(0.9), p99: at(0.99) }
+        Self { n: values.len(), mean, p50: at(0.5), p90: at(0.9), p99: at(0.99) }
     }
 
     /// The mean of each over several runs.
     #[must_use]
     pub fn mean_of(all: &[Self]) -> Self {
         let mean = |of: fn(&Self) -> f64| all.iter().map(of).sum::<f64>() / all.len().max(1) as f64;
-        Self { mean: mean(|d| d.mean), p50: mean(|d| d.p50), p90: mean(|d| d.p90), p99: mean(|d| d.p99) }
+        Self {
+            n: all.iter().map(|d| d.n).sum(),
+            mean: mean(|d| d.mean),
+            p50: mean(|d| d.p50),
+            p90: mean(|d| d.p90),
+            p99: mean(|d| d.p99),
+        }
     }
 }
 

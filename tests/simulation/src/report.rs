@@ -1,5 +1,6 @@
 //! What a run showed, as text and as JSON.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use engine::Counters;
@@ -31,13 +32,18 @@ pub struct Report {
     pub requests: usize,
     /// Requests that ended badly.
     pub failed: usize,
+    /// How many of them by what the last worker that refused one said.
+    pub failures: BTreeMap<&'static str, usize>,
     /// Virtual time from the first arrival to the last end, in seconds.
     pub duration_s: f64,
-    /// Time to the first token, in seconds.
+    /// Time to the first token, in seconds; times that no request had are left out.
+    #[serde(skip_serializing_if = "Distribution::is_empty")]
     pub ttft_s: Distribution,
     /// Mean time between two tokens of a request, in seconds.
+    #[serde(skip_serializing_if = "Distribution::is_empty")]
     pub tpot_s: Distribution,
     /// Time to the last token, in seconds.
+    #[serde(skip_serializing_if = "Distribution::is_empty")]
     pub e2e_s: Distribution,
     /// What a good request reaches.
     pub goals: Goals,
@@ -108,6 +114,10 @@ impl Report {
         let cached_tokens: u64 = ended().map(|(progress, _)| u64::from(progress.n_cached)).sum();
         let counters = || finished.workers.iter().map(|worker| worker.engine.counters());
         let sum = |of: fn(Counters) -> u64| counters().map(of).sum();
+        let mut failures = BTreeMap::new();
+        for progress in all.iter().filter(|progress| progress.has_failed) {
+            *failures.entry(progress.refusal.unwrap_or("worker_lost")).or_default() += 1;
+        }
         let duration_s = finished.took.as_secs_f64();
         Self {
             workload: prepared.workload().name().to_owned(),
@@ -117,7 +127,8 @@ impl Report {
             speed: options.speed,
             seed: options.seed,
             requests: all.len(),
-            failed: all.iter().filter(|progress| progress.has_failed).count(),
+            failed: failures.values().sum(),
+            failures,
             duration_s,
             served: ended().filter_map(|(progress, request)| progress.served(request)).collect(),
             first_tokens: first_tokens.collect(),
@@ -139,26 +150,42 @@ impl Report {
         }
     }
 
+    /// Whether there were requests and none was answered.
+    #[must_use]
+    pub fn has_failed(&self) -> bool {
+        self.requests > 0 && self.failed == self.requests
+    }
+
+    /// How many failed, and why.
+    #[must_use]
+    pub fn failed_text(&self) -> String {
+        let reasons: Vec<String> = self.failures.iter().map(|(reason, n)| format!("{n} {reason}")).collect();
+        if reasons.is_empty() { "0".to_owned() } else { format!("{} ({})", self.failed, reasons.join(", ")) }
+    }
+
     /// The report for people.
     #[must_use]
     pub fn text(&self) -> String {
         let Self { workload, policy, workers, routers, speed, seed, .. } = self;
-        let mut text = format!(
-            "{workload} at {speed}x on {workers} workers, {routers} routers, {policy}, seed {seed}\n\n\
-             {:<24}{:>10}{:>10}{:>10}{:>10}\n",
-            "seconds", "mean", "p50", "p90", "p99"
-        );
-        for (name, d) in [
+        let mut text =
+            format!("{workload} at {speed}x on {workers} workers, {routers} routers, {policy}, seed {seed}\n\n");
+        if self.has_failed() {
+            let _ = write!(text, "no request was answered, {} failed", self.failed_text());
+            return text;
+        }
+        let _ = writeln!(text, "{:<24}{:>10}{:>10}{:>10}{:>10}", "seconds", "mean", "p50", "p90", "p99");
+        let times = [
             ("time to first token", &self.ttft_s),
             ("time per output token", &self.tpot_s),
             ("end to end", &self.e2e_s),
-        ] {
+        ];
+        for (name, d) in times.into_iter().filter(|(_, d)| !d.is_empty()) {
             let _ = writeln!(text, "{name:<24}{:>10.3}{:>10.3}{:>10.3}{:>10.3}", d.mean, d.p50, d.p90, d.p99);
         }
         let percent = |part: f64| format!("{:.1} %", part * 100.0);
         let goals = format!("{} within {} s and {} s", percent(self.goodput), self.goals.ttft_s, self.goals.tpot_s);
         let rows = [
-            ("requests", format!("{} in {:.0} s, {} failed", self.requests, self.duration_s, self.failed)),
+            ("requests", format!("{} in {:.0} s, {} failed", self.requests, self.duration_s, self.failed_text())),
             ("tokens", format!("{} of prompts, {} generated", self.prompt_tokens, self.output_tokens)),
             ("good", format!("{goals}, {:.2} per second", self.goodput_requests_per_s)),
             ("prompt tokens cached", percent(self.hit_rate)),

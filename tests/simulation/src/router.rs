@@ -272,9 +272,15 @@ impl Router {
             if (flight.worker, flight.attempt) != (worker, attempt) {
                 continue;
             }
-            let OutputEvent::Tokens { first_position, tokens, finish, cached_tokens } = event else {
-                self.place_again(request, around);
-                continue;
+            let (first_position, tokens, finish, cached_tokens) = match event {
+                OutputEvent::Tokens { first_position, tokens, finish, cached_tokens } => {
+                    (first_position, tokens, finish, cached_tokens)
+                }
+                OutputEvent::Failed(error) => {
+                    around.book.of(request).refusal = Some(error.code());
+                    self.place_again(request, around);
+                    continue;
+                }
             };
             let keeps_tokens = around.book.keeps_tokens;
             let progress = around.book.of(request);

@@ -100,3 +100,17 @@ fn a_token_ends_a_request_as_often_as_the_profile_says() {
     assert_eq!((tokens("0.0"), tokens("1.0")), (20 * 30, 20));
     assert!((50..400).contains(&tokens("0.1")), "{}", tokens("0.1"));
 }
+
+#[test]
+fn requests_that_all_fail_have_reasons_and_no_times() {
+    let prepared = Prepared::new(requests(1_001), short("")).unwrap();
+    let report = run(&prepared, &Options::default()).unwrap();
+    assert!(report.has_failed() && report.ttft_s.is_empty());
+    assert!(
+        report.text().ends_with("no request was answered, 20 (20 context_length_exceeded) failed"),
+        "{}",
+        report.text()
+    );
+    let json = serde_json::to_value(&report).unwrap();
+    assert_eq!((json.get("ttft_s"), &json["failures"]["context_length_exceeded"]), (None, &20.into()));
+}
