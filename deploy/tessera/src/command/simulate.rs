@@ -4,9 +4,10 @@ use std::fs::File;
 use std::io::BufReader;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::Thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use bench::serve::{TRACE_BLOCK_TOKENS, TraceEntry, read_trace};
 use indicatif::{ProgressBar, ProgressStyle};
 use router::route::RoutePolicy;
@@ -42,7 +43,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     trace: Vec<PathBuf>,
     /// Requests of the trace to take, from the first on, or to make up
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=250_000))]
     requests: Option<u32>,
     /// Requests per second of the made-up load
     #[arg(long, value_name = "R", default_value_t = 8.0, conflicts_with = "trace", value_parser = positive)]
@@ -83,8 +84,8 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with_all = ["policy", "html"])]
     compare: bool,
     /// Runs at a time [default: one for each processor]
-    #[arg(long, value_name = "N")]
-    threads: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1_024))]
+    threads: Option<u16>,
     /// Write the report as JSON; without a file, or with -, to standard output
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
@@ -128,14 +129,17 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         .collect::<Result<_>>()?;
     let options = args.options();
     options.check()?;
-    let n_threads =
-        args.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
+    let n_threads = args
+        .threads
+        .map_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get), usize::from);
     let seeds: Vec<u64> = (0..u64::from(args.seeds)).map(|n| args.seed.wrapping_add(n)).collect();
     if args.compare {
         let n_done = AtomicUsize::new(0);
         let n = n_runs(loads.len() * args.speed.len(), seeds.len());
         let found = shown("runs", n, &n_done, || compare(&loads, &args.speed, &seeds, &options, n_threads, &n_done))?;
-        return report(&found.text(), json, &found);
+        report(&found.text(), json, &found)?;
+        let failed = found.cells.iter().find(|cell| cell.results.iter().all(|result| result.ttft_mean_s == 0.0));
+        return failed.map_or(Ok(()), |cell| Err(anyhow!("no request of {} was answered", cell.workload)));
     }
     let reports = simulate(&loads, &options, &seeds, &args.speed, n_threads)?;
     let texts: Vec<String> = reports.iter().map(Report::text).collect();
@@ -144,7 +148,11 @@ pub(crate) fn run(args: &Args) -> Result<()> {
         [only] => report(&text, json, only)?,
         all => report(&text, json, &all)?,
     }
-    destination::page(html, || page(&reports))
+    destination::page(html, || page(&reports))?;
+    match reports.iter().find(|report| report.has_failed()) {
+        Some(failed) => bail!("no request of {} was answered, {} failed", failed.workload, failed.failed_text()),
+        None => Ok(()),
+    }
 }
 
 fn simulate(
@@ -182,13 +190,25 @@ fn shown<T: Send>(what: &'static str, n: usize, n_done: &AtomicUsize, run: impl 
                 std::thread::park_timeout(Duration::from_millis(200));
             }
         });
-        let result = run();
-        is_over.store(true, Ordering::Relaxed);
-        watch.thread().unpark();
-        result
+        // Even when the run panics.
+        let _over = Over { is_over: &is_over, watch: watch.thread().clone() };
+        run()
     });
     bar.finish_and_clear();
     result
+}
+
+/// Ends the watch when the run has ended, however it did.
+struct Over<'a> {
+    is_over: &'a AtomicBool,
+    watch: Thread,
+}
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.watch.unpark();
+    }
 }
 
 impl Args {
@@ -263,4 +283,46 @@ fn positive(text: &str) -> Result<f64> {
 
 fn not_negative(text: &str) -> Result<f64> {
     text.parse().ok().filter(|value: &f64| *value >= 0.0 && value.is_finite()).context("give 0 or more")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+    use crate::command::parse;
+
+    #[test]
+    fn a_run_that_panics_ends_the_watch_too() {
+        let n_done = AtomicUsize::new(0);
+        let run = || shown("runs", 1, &n_done, || panic!("as a defect would"));
+        assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
+    }
+
+    #[test]
+    fn counts_have_bounds() {
+        for flags in [["--requests", "4294967295"], ["--requests", "0"], ["--threads", "0"], ["--rate", "0"]] {
+            assert!(parse::<Args>(&flags).is_err(), "{flags:?}");
+        }
+        assert!(parse::<Args>(&["--requests", "250000", "--threads", "1"]).is_ok());
+    }
+
+    #[test]
+    fn fails_when_no_request_is_answered_and_names_values_that_cannot_be_simulated() {
+        let folder = tempfile::tempdir().unwrap();
+        let profile = folder.path().join("short.toml");
+        let short = "block_size = 16\nn_blocks = 100\nmax_running = 8\nprefill_budget = 512\ncontext_length = 64\n";
+        std::fs::write(&profile, short).unwrap();
+        let json = folder.path().join("report.json");
+        let error = |flags: &[&str]| run(&parse::<Args>(flags).unwrap()).unwrap_err().to_string();
+        let (profile, json) = (profile.to_str().unwrap(), json.to_str().unwrap());
+        let failed = error(&["--requests", "3", "--profile", profile, "--json", json]);
+        assert_eq!(failed, "no request of synthetic load was answered, 3 (3 context_length_exceeded) failed");
+        let report: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
+        assert_eq!((&report["failures"]["context_length_exceeded"], report.get("ttft_s")), (&3.into(), None));
+        let speed = error(&["--requests", "3", "--speed", "1e-308"]);
+        assert!(speed.contains("speed is 1e-308"), "{speed}");
+        let rate = error(&["--requests", "3", "--rate", "1e-9"]);
+        assert!(rate.contains("seconds from the first arrival to the last"), "{rate}");
+    }
 }
