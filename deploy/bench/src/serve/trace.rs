@@ -11,10 +11,17 @@ pub const TRACE_BLOCK_TOKENS: u32 = 512;
 
 /// Most requests read of a trace.
 const ENTRIES_MAX: usize = 1 << 20;
+/// Names of the columns of Azure's CSV.
+const CSV_NAMES: &str = "TIMESTAMP,ContextTokens,GeneratedTokens";
+/// Some programs begin a text with it.
+const BYTE_ORDER_MARK: char = '\u{feff}';
 /// Longest line of a trace.
 const LINE_BYTES_MAX: u64 = 1 << 20;
 /// Longest prompt or output of a trace.
 const TOKENS_MAX: u32 = 1 << 24;
+
+/// Longest time of a trace, a hundred years.
+const SPAN_S_MAX: f64 = 100.0 * 366.0 * 86_400.0;
 
 /// One request of a trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,6 +57,12 @@ pub enum TraceError {
         /// What is wrong with it.
         problem: String,
     },
+    /// Its times are no times.
+    #[error("the trace goes on for {span_s:?} s, at most {SPAN_S_MAX} can be kept; give timestamps in milliseconds")]
+    Span {
+        /// From the first request to the last.
+        span_s: f64,
+    },
     /// There is nothing in it.
     #[error("the trace has no requests")]
     Empty,
@@ -67,12 +80,16 @@ pub fn read_trace(mut input: impl BufRead, n_max: usize) -> Result<Vec<TraceEntr
         text.clear();
         let read = std::io::Read::take(&mut input, LINE_BYTES_MAX).read_line(&mut text);
         let n_bytes = read.map_err(|source| TraceError::Io { line, source })?;
-        let row = text.trim();
+        let row = text.trim_start_matches(BYTE_ORDER_MARK).trim();
         if n_bytes == 0 || entries.len() >= n_max.min(ENTRIES_MAX) {
             break;
         }
-        if line == 1 && row.starts_with("TIMESTAMP") {
-            is_csv = true;
+        // No line of JSON begins with the digit of a year; some copies of CSV have lost the line with the names.
+        is_csv |= line == 1 && row.starts_with(|first: char| first.is_ascii_digit() || first == 'T');
+        if is_csv && line == 1 && row.starts_with('T') {
+            if !row.replace(' ', "").eq_ignore_ascii_case(CSV_NAMES) {
+                return Err(TraceError::Line { line, problem: format!("{row:?} are not the names of the columns") });
+            }
         } else if !row.is_empty() {
             let entry = if is_csv { csv(row) } else { json(row) };
             let entry = entry.and_then(|(at_ms, entry)| check(&entry).map(|()| (at_ms, entry)));
@@ -82,7 +99,11 @@ pub fn read_trace(mut input: impl BufRead, n_max: usize) -> Result<Vec<TraceEntr
     // Some traces are only nearly in order.
     entries.sort_by(|(a, _), (b, _)| a.total_cmp(b));
     let Some(&(first_ms, _)) = entries.first() else { return Err(TraceError::Empty) };
-    let after = |at_ms: f64| Duration::try_from_secs_f64((at_ms - first_ms) / 1e3).unwrap_or_default();
+    let span_s = entries.last().map_or(0.0, |&(last_ms, _)| (last_ms - first_ms) / 1e3);
+    if span_s > SPAN_S_MAX {
+        return Err(TraceError::Span { span_s });
+    }
+    let after = |at_ms: f64| Duration::from_secs_f64((at_ms - first_ms) / 1e3);
     Ok(entries.into_iter().map(|(at_ms, entry)| TraceEntry { after: after(at_ms), ..entry }).collect())
 }
 
@@ -172,6 +193,28 @@ mod tests {
             2024-02-29 23:59:59.5000000,374,44\n2024-03-01 00:00:00.7500000+00:00,396,109\n";
         let entries = read(text).unwrap();
         assert_eq!((entries[1].after, entries[1].input_len), (Duration::from_millis(1250), 396));
+    }
+
+    #[test]
+    fn a_byte_order_mark_and_a_lost_line_of_names_change_nothing() {
+        let names = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n";
+        let line = "2023-11-16 18:15:46.0,374,44\n";
+        let whole = read(&format!("{names}{line}")).unwrap();
+        assert_eq!((whole.len(), whole[0].input_len), (1, 374));
+        assert_eq!(read(line).unwrap(), whole);
+        assert_eq!(read(&format!("\u{feff}{names}{line}")).unwrap(), whole);
+        let json = "{\"timestamp\": 0, \"input_length\": 7, \"output_length\": 5}\n";
+        assert_eq!(read(&format!("\u{feff}{json}")).unwrap(), read(json).unwrap());
+        let error = read("TIMESTAMP,Output,Input\n").unwrap_err();
+        assert!(matches!(error, TraceError::Line { line: 1, .. }), "{error}");
+    }
+
+    #[test]
+    fn times_that_are_none_are_refused() {
+        let at = |ms: &str| format!("{{\"timestamp\": {ms}, \"input_length\": 7, \"output_length\": 5}}\n");
+        let error = read(&[at("0"), at("1e300")].concat()).unwrap_err();
+        assert!(error.to_string().contains("goes on for 1e297 s"), "{error}");
+        assert!(matches!(read(&[at("-1e308"), at("1e308")].concat()), Err(TraceError::Span { .. })));
     }
 
     #[test]
