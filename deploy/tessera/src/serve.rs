@@ -70,8 +70,7 @@ pub(crate) async fn run(args: Args) -> Result<()> {
     let _telemetry = args.configuration.begin(plan.document(), "serve", &roles)?;
     role::configure(plan.document(), Role::Worker)?.value.check()?;
     if args.configuration.is_check() {
-        output::line("the configuration is good");
-        return Ok(());
+        return output::line("the configuration is good");
     }
     let shutdown = Shutdown::on_signals().context("cannot listen for signals")?;
     let model = tokio::select! {
@@ -117,7 +116,7 @@ async fn serve(cluster: &mut Cluster, mut plan: Plan, has_template: bool, shutdo
         () = shutdown.triggered() => return Ok(()),
     };
     for line in (Ready { http, grpc, model: plan.model_name(), has_template }).lines() {
-        output::line(&line);
+        output::line(&line)?;
     }
     tokio::select! {
         error = cluster.failure() => {
@@ -145,7 +144,7 @@ async fn start(cluster: &mut Cluster, plan: &mut Plan) -> Result<(SocketAddr, So
     let (http, grpc) = (cluster.address("router", "http").await?, cluster.address("router", "grpc").await?);
     waited.push(("router".to_owned(), http));
     if cluster.form() == Form::Processes {
-        cluster.describe().iter().for_each(|line| output::line(line));
+        cluster.describe().iter().try_for_each(|line| output::line(line))?;
     }
     tokio::select! {
         ready = ready::until_ready(&waited) => ready?,

@@ -1,10 +1,10 @@
 //! `tessera completions SHELL`.
 
-use std::io::Write as _;
-
 use anyhow::{Context as _, Result};
 use clap::CommandFactory as _;
 use clap_complete::Shell;
+
+use crate::output;
 
 /// What `tessera completions` takes.
 #[derive(clap::Args)]
@@ -17,5 +17,5 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut crate::Cli::command(), "tessera", &mut script);
-    std::io::stdout().write_all(&script).context("cannot print the script")
+    output::piece(&String::from_utf8(script).context("cannot print the script")?).map(|_| ())
 }

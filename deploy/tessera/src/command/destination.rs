@@ -43,8 +43,7 @@ impl Destination {
 
     fn write(self, mut text: String) -> Result<()> {
         if self.is_standard_output() {
-            output::line(&text);
-            return Ok(());
+            return output::line(&text);
         }
         text.push('\n');
         std::fs::write(&self.path, text).with_context(|| format!("cannot write {}", self.path.display()))
@@ -58,7 +57,7 @@ impl Destination {
 /// Prints tables, unless JSON takes their place, and writes the JSON.
 pub(crate) fn report(tables: &str, json: Option<Destination>, value: &impl Serialize) -> Result<()> {
     if !json.as_ref().is_some_and(Destination::is_standard_output) {
-        output::line(tables);
+        output::line(tables)?;
     }
     match json {
         Some(json) => json.write(serde_json::to_string_pretty(value).context("cannot write JSON")?),

@@ -49,8 +49,7 @@ pub(crate) async fn run(args: Args) -> Result<()> {
     let mut client = InferenceClient::new(channel(&args.grpc, &ChannelOptions::default())?);
     let answer = client.explain(ExplainRequest { subject: Some(subject) }).await;
     let answer = answer.map_err(|status| explain_status(&args.grpc, &status))?.into_inner();
-    output::line(&text(&answer).context("the router explained nothing")?);
-    Ok(())
+    output::line(&text(&answer).context("the router explained nothing")?)
 }
 
 fn text(answer: &ExplainResponse) -> Option<String> {

@@ -1,6 +1,6 @@
 //! `tessera generate`: one prompt through a router's gRPC, streamed to the terminal.
 
-use std::io::{Read as _, Write as _};
+use std::io::Read as _;
 
 use anyhow::{Context as _, Result, bail};
 use daemon::client::{ChannelOptions, channel};
@@ -125,13 +125,12 @@ fn options(args: &Args) -> Options {
 async fn print(address: &str, mut stream: Streaming<GenerateResponse>) -> Result<Option<Usage>> {
     let mut usage = None;
     while let Some(piece) = stream.message().await.map_err(|status| explain_status(address, &status))? {
-        let mut out = std::io::stdout().lock();
-        if out.write_all(piece.text.as_bytes()).and_then(|()| out.flush()).is_err() {
+        if !output::piece(&piece.text)? {
             return Ok(None);
         }
         usage = piece.usage.or(usage);
     }
-    output::line("");
+    output::line("")?;
     Ok(usage)
 }
 

@@ -42,14 +42,13 @@ pub(crate) async fn run(args: Args) -> Result<()> {
                 output::error("no models yet; `tessera model pull` fetches the demo model");
             }
             let width = models.iter().map(|model| model.name.len()).max().unwrap_or_default();
-            models.iter().for_each(|model| output::line(&row(model, width)));
+            models.iter().try_for_each(|model| output::line(&row(model, width)))
         }
         Command::Pull { name } => {
             let model = resolve(name.parse::<Source>()?, cache).await?;
-            output::line(&model.path.display().to_string());
+            output::line(&model.path.display().to_string())
         }
     }
-    Ok(())
 }
 
 fn row(model: &Cached, width: usize) -> String {

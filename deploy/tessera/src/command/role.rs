@@ -76,8 +76,7 @@ pub(crate) async fn run(role: Role, args: Args) -> Result<()> {
     let mut configured = role::configure(&document, role)?.value;
     configured.check()?;
     if args.configuration.is_check() {
-        output::line("the configuration is good");
-        return Ok(());
+        return output::line("the configuration is good");
     }
     let (trigger, shutdown) = Shutdown::on_signals().context("cannot listen for signals")?.part();
     if args.with_parent {
@@ -88,7 +87,10 @@ pub(crate) async fn run(role: Role, args: Args) -> Result<()> {
     let listening = Tasks::new();
     listening.spawn("announcements", async move {
         while let Some((what, address)) = announced.next().await {
-            output::line(&format!("listening role={} what={what} address={address}", role.name()));
+            let text = format!("listening role={} what={what} address={address}", role.name());
+            if let Err(error) = output::line(&text) {
+                tracing::warn!("{error:#}");
+            }
         }
     });
     configured.run(shutdown).await
