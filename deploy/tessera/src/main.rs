@@ -98,7 +98,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             Command::Model(args) => command::model::run(args).await,
             Command::Scheduler(args) => Box::pin(command::role::run(role::Role::Scheduler, args)).await,
             Command::Router(args) => Box::pin(command::role::run(role::Role::Router, args)).await,
-            Command::Worker(args) => Box::pin(command::role::run(role::Role::Worker, args.into_args())).await,
+            Command::Worker(args) => Box::pin(command::role::run(role::Role::Worker, args.into_args()?)).await,
             Command::Completions(_) | Command::Bench(_) | Command::Simulate(_) => Ok(()),
         }
     });

@@ -8,6 +8,7 @@ use daemon::announce::Announce;
 use daemon::config::Document;
 use daemon::shutdown::{Shutdown, Trigger};
 use daemon::task::Tasks;
+use toml::Value;
 
 use crate::role::{self, Role};
 use crate::{configuration, output};
@@ -52,20 +53,28 @@ pub(crate) struct WorkerArgs {
     #[arg(long, value_parser = ["model", "sim"])]
     engine: Option<String>,
     /// Profile of the simulation: mooncake, ascend-910b, cpu, instant or a TOML file
-    #[arg(long, value_name = "FILE", requires = "engine")]
+    #[arg(long, value_name = "FILE")]
     profile: Option<String>,
 }
 
 impl WorkerArgs {
     /// The same, said by overrides.
-    pub(crate) fn into_args(self) -> Args {
+    ///
+    /// # Errors
+    /// A profile of a worker that is not simulated.
+    pub(crate) fn into_args(self) -> Result<Args> {
         let Self { mut role, engine, profile } = self;
+        let has_profile = profile.is_some();
         for (path, flag) in [("worker.engine", engine), ("worker.sim_profile", profile)] {
             if let Some(text) = flag {
                 role.configuration.set(path, &text);
             }
         }
-        role
+        let is_simulated = |document: &Document| document.get("worker.engine").and_then(Value::as_str) == Some("sim");
+        if has_profile && !is_simulated(&role.configuration.load()?) {
+            bail!("--profile is of a simulated worker; give --engine sim, or engine = \"sim\" in the [worker] table");
+        }
+        Ok(role)
     }
 }
 
@@ -125,7 +134,6 @@ fn follow_parent(trigger: Trigger) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use toml::Value;
 
     use super::*;
 
@@ -138,13 +146,21 @@ mod tests {
     #[test]
     fn flags_of_a_simulated_worker_are_overrides() {
         let flags = ["tessera", "--set", "worker.id=w", "--engine", "sim", "--profile", "my \"own\".toml"];
-        let document = Probe::parse_from(flags).args.into_args().configuration.load().unwrap();
+        let document = Probe::parse_from(flags).args.into_args().unwrap().configuration.load().unwrap();
         let text = |path| document.get(path).and_then(Value::as_str);
         assert_eq!((text("worker.id"), text("worker.engine")), (Some("w"), Some("sim")));
         assert_eq!(text("worker.sim_profile"), Some("my \"own\".toml"));
         let configured = role::configure(&document, Role::Worker).unwrap();
         assert!(configured.unknown.is_empty(), "{:?}", configured.unknown);
-        assert!(Probe::try_parse_from(["tessera", "--profile", "cpu"]).is_err(), "a profile of what?");
+        let into_args = |flags: &[&str]| Probe::parse_from([&["tessera"], flags].concat()).args.into_args();
+        for model in [&["--profile", "cpu"][..], &["--profile", "cpu", "--engine", "model"]] {
+            let Err(error) = into_args(model) else { panic!("a profile of what?") };
+            assert!(error.to_string().contains("--engine sim"), "{error}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("cluster.toml");
+        std::fs::write(&file, "[worker]\nengine = \"sim\"\n").unwrap();
+        assert!(into_args(&["--config", file.to_str().unwrap(), "--profile", "cpu"]).is_ok());
         assert!(Probe::try_parse_from(["tessera", "--engine", "steam"]).is_err());
     }
 }
