@@ -20,10 +20,9 @@ computed there), tokens that wait before it, and the predicted times. The chosen
 
 /// What `tessera explain` takes.
 #[derive(clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(after_help = EXAMPLES, group = clap::ArgGroup::new("subject").required(true).args(["request", "prompt"]))]
 pub(crate) struct Args {
     /// A request's id, as its answer has it
-    #[arg(required_unless_present = "prompt", conflicts_with = "prompt")]
     request: Option<String>,
     /// A prompt to place in thought; - reads it from standard input
     #[arg(long, value_name = "TEXT")]
@@ -114,7 +113,8 @@ mod tests {
     fn takes_an_id_or_a_prompt_but_one_of_them() {
         assert!(parse::<Args>(&["cmpl-00"]).is_ok());
         assert!(parse::<Args>(&["--prompt", "Hi"]).is_ok());
-        assert!(parse::<Args>(&[]).is_err());
+        let Err(error) = parse::<Args>(&[]) else { panic!("nothing is explained") };
+        assert!(error.to_string().contains("--prompt"), "{error}");
         assert!(parse::<Args>(&["cmpl-00", "--prompt", "Hi"]).is_err());
     }
 
