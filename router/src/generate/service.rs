@@ -17,6 +17,9 @@ use crate::metrics::Metrics;
 use crate::model::ServedModel;
 use crate::text::TextError;
 
+/// Characters shown of a name that is not served.
+const N_SHOWN_MAX: usize = 100;
+
 /// Shared by both APIs.
 pub(crate) struct Service {
     pub(crate) model: Arc<ServedModel>,
@@ -56,7 +59,7 @@ impl Service {
         if name.is_empty() || name == served {
             return Ok(());
         }
-        Err(RequestError::UnknownModel { name: name.to_owned(), served: vec![served.to_owned()] })
+        Err(RequestError::UnknownModel { name: shortened(name), served: vec![served.to_owned()] })
     }
 
     /// Runs `work` where it may take its time when `is_long`, else here.
@@ -93,6 +96,14 @@ impl Service {
     }
 }
 
+/// The beginning of a name that a client gave, which may be anything.
+fn shortened(name: &str) -> String {
+    match name.char_indices().nth(N_SHOWN_MAX) {
+        Some((end, _)) => format!("{}…", &name[..end]),
+        None => name.to_owned(),
+    }
+}
+
 /// What a client can do about an error of the text layer.
 pub(crate) fn text_error(field: &'static str, error: &TextError) -> RequestError {
     match error {
@@ -104,5 +115,17 @@ pub(crate) fn text_error(field: &'static str, error: &TextError) -> RequestError
         TextError::MissingTokenizer { .. }
         | TextError::UnsupportedTokenizer { .. }
         | TextError::InvalidTokenizer { .. } => RequestError::Internal(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_of_any_length_is_shown_in_part() {
+        assert_eq!(shortened("gpt-4"), "gpt-4");
+        assert_eq!(shortened(&"ö".repeat(100)), "ö".repeat(100));
+        assert_eq!(shortened(&"ö".repeat(100_000)), format!("{}…", "ö".repeat(100)));
     }
 }
