@@ -53,6 +53,9 @@ pub(crate) struct Claim<'a> {
     /// Lower is more urgent.
     pub(crate) priority: i32,
     pub(crate) deadline: Instant,
+    /// A later prompt of a request that was let in: what is ahead is its own for the most part, so it is not refused for
+    /// that, and waits up to the deadline.
+    pub(crate) is_later: bool,
 }
 
 struct Waiting<W, P> {
@@ -98,7 +101,8 @@ impl<W, P> Gate<W, P> {
         }
         let now = daemon::clock::now();
         let forecast = forecast(&what);
-        let until = claim.deadline.min(now + Duration::from_millis(self.settings.wait_ms_max));
+        let longest = now + Duration::from_millis(self.settings.wait_ms_max);
+        let until = if claim.is_later { claim.deadline } else { claim.deadline.min(longest) };
         let is_patient = until < claim.deadline;
         let (answer, placed) = oneshot::channel();
         let ticket = self.enter(now, &claim, forecast, Waiting { what, answer })?;
@@ -232,7 +236,9 @@ impl<W, P> Gate<W, P> {
             tokens_per_ms: forecast.tokens_per_ms,
             first_token_ms: forecast.first_token_ms,
         };
-        outlook.judge(self.settings.first_token_goal_ms, Some(left_ms))?;
+        if !claim.is_later {
+            outlook.judge(self.settings.first_token_goal_ms, Some(left_ms))?;
+        }
         let entered = queue.push(now, ask, waiting);
         self.count(&queue);
         drop(queue);

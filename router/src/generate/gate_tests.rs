@@ -69,7 +69,7 @@ async fn acquire_as(
 ) -> Result<Taken, RequestError> {
     let deadline = daemon::clock::now() + Duration::from_millis(left_ms);
     let tenant = tenant(name);
-    let claim = Claim { tenant: &tenant, priority: 0, deadline };
+    let claim = Claim { tenant: &tenant, priority: 0, deadline, is_later: false };
     let forecast = Forecast { tokens: 100, prefill_ms: 10.0, first_token_ms: 10.0, tokens_per_ms };
     gate.acquire(claim, "good", room.try_place(), |_| forecast).await
 }
@@ -136,7 +136,7 @@ async fn what_can_never_be_placed_is_told_at_once_and_also_when_it_waits() {
     let never = |_: &&'static str, _| Attempt::<Taken>::Never(RequestError::NoWorker { model: "m".to_owned() });
     let tenant = tenant("a");
     let deadline = daemon::clock::now() + Duration::from_secs(60);
-    let claim = Claim { tenant: &tenant, priority: 0, deadline };
+    let claim = Claim { tenant: &tenant, priority: 0, deadline, is_later: false };
     let error = gate.acquire(claim, "bad", never, |_| Forecast::default()).await.err();
     assert_eq!(error, Some(none.clone()));
     let mut waiting = Box::pin(acquire(&gate, &room));
@@ -154,6 +154,28 @@ async fn a_deadline_and_the_longest_wait_end_the_waiting() {
     let error = acquire_as((&gate, &room), "a", 5, 0.0).await.err();
     assert_eq!(error, Some(RequestError::DeadlineExceeded { n_tokens: 0 }));
     assert!(gate.queue().is_empty());
+}
+
+#[tokio::test]
+async fn later_prompts_of_a_request_are_not_refused_for_what_is_ahead_of_them() {
+    let (gate, room) = (gate(|settings| settings.first_token_goal_ms = 100), Room::free(0));
+    let (tenant, deadline) = (tenant("a"), daemon::clock::now() + Duration::from_secs(60));
+    let forecast = Forecast { tokens: 1_500, prefill_ms: 10.0, first_token_ms: 10.0, tokens_per_ms: 0.5 };
+    let enter = |is_later| {
+        let claim = Claim { tenant: &tenant, priority: 0, deadline, is_later };
+        Box::pin(gate.acquire(claim, "good", room.try_place(), move |_| forecast))
+    };
+    let mut prompts: Vec<_> = (0..40).map(|index| enter(index > 0)).collect();
+    for prompt in &mut prompts {
+        assert!(poll(prompt).await.is_none());
+    }
+    let other = enter(false).await.err().unwrap();
+    assert!(matches!(other, RequestError::Overloaded { .. }), "{other}");
+    room.0.store(40, Ordering::SeqCst);
+    gate.pump(daemon::clock::now(), room.try_place());
+    for prompt in prompts {
+        assert!(prompt.await.is_ok());
+    }
 }
 
 #[tokio::test]

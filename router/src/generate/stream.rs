@@ -119,11 +119,11 @@ impl Service {
         });
         let mut prompts = (0..).step_by(options.n as usize).zip(prepared);
         let (index, first) = prompts.next().expect("a question without prompts was refused");
-        let first = plan.begin(index, first).await?;
+        let first = plan.begin(index, first, false).await?;
         let others = prompts.map(|(index, prompt)| {
             let plan = Arc::clone(&plan);
             let begun = async move {
-                let begun = plan.begin(index, prompt).await;
+                let begun = plan.begin(index, prompt, true).await;
                 begun.map_or_else(
                     |error| once(ready((index, Err(error)))).boxed(),
                     |choices| select_all(choices).boxed(),
@@ -148,8 +148,8 @@ struct Plan {
 }
 
 impl Plan {
-    /// Places a prompt when it is its turn; its first choice has `index`.
-    async fn begin(&self, index: u32, prepared: Prepared) -> Result<Vec<News>, RequestError> {
+    /// Places a prompt when it is its turn, the first or a later one; its first choice has `index`.
+    async fn begin(&self, index: u32, prepared: Prepared, is_later: bool) -> Result<Vec<News>, RequestError> {
         let Prepared { requests, blocks } = prepared;
         let service = &self.service;
         let n_tokens = requests[0].prompt.len() as u64;
@@ -160,7 +160,7 @@ impl Plan {
             blocks: Arc::clone(&blocks),
             span: self.trace.span().clone(),
         };
-        let claim = Claim { tenant: &self.tenant, priority: self.priority, deadline: self.deadline };
+        let claim = Claim { tenant: &self.tenant, priority: self.priority, deadline: self.deadline, is_later };
         let first = service.acquire(claim, asked).await?;
         // All choices go to one engine, where the first computes the prompt for the others.
         let beside = |_| Placement { engine: Arc::clone(&first.engine), flight: first.flight.beside() };
