@@ -13,6 +13,7 @@ impl Service {
     /// # Errors
     /// What is wrong with the question, or that no worker is ready.
     pub(crate) async fn foresee(&self, mut question: Question) -> Result<Vec<Decision>, RequestError> {
+        self.check(&question)?;
         let _permit = self.admission.admit(&question.tenant)?;
         let prepared = self.prepare(&mut question).await?;
         let decide = |prompt: &super::prepare::Prepared| {

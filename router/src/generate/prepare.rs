@@ -21,24 +21,37 @@ pub(crate) struct Prepared {
 }
 
 impl Service {
-    /// Turns a question into valid requests.
+    /// Checks what needs no work: the model's name, options, and that there is something to answer.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, by the client's own field name.
+    pub(crate) fn check(&self, question: &Question) -> Result<(), RequestError> {
+        self.check_model(&question.model)?;
+        let n_prompts = match &question.input {
+            Input::Prompts(prompts) => prompts.len(),
+            Input::Chat(..) => 1,
+        };
+        question.options.check(&self.limits, n_prompts)?;
+        question.options.sampling(&self.model.defaults, 0).validate()?;
+        match &question.input {
+            Input::Prompts(prompts) if prompts.is_empty() || prompts.iter().any(is_empty) => Err(empty()),
+            Input::Chat(messages, _) if messages.is_empty() => {
+                Err(RequestError::invalid("messages", "is empty; give at least one message"))
+            }
+            Input::Prompts(_) | Input::Chat(..) => Ok(()),
+        }
+    }
+
+    /// Turns a question that was checked into valid requests.
     ///
     /// # Errors
     /// The first thing that is wrong, by the client's own field name.
     pub(crate) async fn prepare(&self, question: &mut Question) -> Result<Vec<Prepared>, RequestError> {
-        self.check_model(&question.model)?;
         let options = &question.options;
         let input = std::mem::replace(&mut question.input, Input::Prompts(Vec::new()));
         let prompts = match input {
-            Input::Prompts(prompts) => {
-                options.check(&self.limits, prompts.len())?;
-                self.encode_prompts(prompts, options).await?
-            }
+            Input::Prompts(prompts) => self.encode_prompts(prompts, options).await?,
             Input::Chat(messages, chat) => {
-                options.check(&self.limits, 1)?;
-                if messages.is_empty() {
-                    return Err(RequestError::invalid("messages", "is empty; give at least one message"));
-                }
                 let context_length = self.cluster.context_length();
                 let encode = move |model: &ServedModel| {
                     let text =
@@ -64,14 +77,10 @@ impl Service {
     }
 
     async fn encode_prompts(&self, prompts: Vec<Prompt>, options: &Options) -> Result<Vec<Vec<Token>>, RequestError> {
-        if prompts.is_empty() {
-            return Err(empty());
-        }
         let mut encoded = Vec::with_capacity(prompts.len());
         for prompt in prompts {
             let tokens = match prompt {
                 Prompt::Tokens(tokens) => tokens,
-                Prompt::Text(text) if text.is_empty() => Vec::new(),
                 Prompt::Text(text) => {
                     check_length(&self.model, &text, self.cluster.context_length())?;
                     self.encode("prompt", text, options.add_special).await?
@@ -135,6 +144,13 @@ fn check_length(model: &ServedModel, text: &str, context_length: u32) -> Result<
     let n_tokens = model.text.n_tokens_min(text) as u64;
     let limit = u64::from(context_length.saturating_sub(1));
     if n_tokens > limit { Err(RequestError::PromptTooLong { n_tokens, limit }) } else { Ok(()) }
+}
+
+fn is_empty(prompt: &Prompt) -> bool {
+    match prompt {
+        Prompt::Text(text) => text.is_empty(),
+        Prompt::Tokens(tokens) => tokens.is_empty(),
+    }
 }
 
 fn empty() -> RequestError {

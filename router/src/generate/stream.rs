@@ -54,6 +54,8 @@ impl Service {
         trace: Trace,
         began: Instant,
     ) -> Result<Answer, RequestError> {
+        // What is wrong at first sight costs no quota; what takes work to find out does.
+        self.check(&question)?;
         let permit = self.admission.admit(&question.tenant)?;
         let id = RequestId(daemon::random::u128());
         let mut record = Record::new(&self.metrics, question.operation, trace.span().clone(), began, permit);

@@ -65,6 +65,27 @@ async fn a_key_has_its_quota_and_others_are_not_touched_by_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_is_wrong_at_first_sight_costs_no_request() {
+    let place = Place::start_with(1, with_tenants).await;
+    let key = [("authorization", "Bearer sk-few")];
+    for (field, value, status) in [
+        ("model", json!("gpt-9"), 404),
+        ("prompt", json!([]), 400),
+        ("n", json!(0), 400),
+        ("temperature", json!(-1), 400),
+    ] {
+        let mut body = json!({"prompt": [5, 6], "max_tokens": 1});
+        body[field] = value;
+        for _ in 0..3 {
+            assert_eq!(complete(&place, &key, body.clone()).await.status, status, "{field}");
+        }
+    }
+    let body = json!({"prompt": [5, 6], "max_tokens": 1});
+    assert_eq!(complete(&place, &key, body.clone()).await.status, 200, "the burst of one is still there");
+    refusal(complete(&place, &key, body).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn tokens_are_charged_for_prompt_and_answer_and_refused_ones_are_free() {
     let place = Place::start_with(1, with_tenants).await;
     let key = [("authorization", "Bearer sk-short")];
