@@ -86,6 +86,24 @@ async fn what_is_wrong_at_first_sight_costs_no_request() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_client_says_how_long_it_waits() {
+    let place = Place::start_with(1, with_tenants).await;
+    place.workers[0].state.hold_after.store(1, Ordering::SeqCst);
+    let ask = async |ms: &str| {
+        let body = json!({"prompt": [5, 6], "max_tokens": 5});
+        let reply = complete(&place, &[("x-request-timeout-ms", ms)], body).await;
+        let status = reply.status;
+        (status, serde_json::from_str::<Value>(&reply.text().await).unwrap()["error"].take())
+    };
+    let (status, error) = ask("50").await;
+    assert_eq!((status, &error["code"]), (504, &json!("deadline_exceeded")), "{error}");
+    for wrong in ["soon", "0", "-5", ""] {
+        let (status, error) = ask(wrong).await;
+        assert_eq!((status, &error["param"]), (400, &json!("x-request-timeout-ms")), "{wrong}: {error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn tokens_are_charged_for_prompt_and_answer_and_refused_ones_are_free() {
     let place = Place::start_with(1, with_tenants).await;
     let key = [("authorization", "Bearer sk-short")];

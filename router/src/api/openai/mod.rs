@@ -10,6 +10,7 @@ mod sampling;
 mod sse;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -22,6 +23,9 @@ use serde_json::{Value, json};
 
 use self::error::{ApiError, refusal};
 use crate::generate::{Question, Service};
+
+/// Header that says how long the client waits, in milliseconds; the router's own limit holds beside it.
+const TIMEOUT_HEADER: &str = "x-request-timeout-ms";
 
 /// Makes the routes.
 pub(crate) fn router(service: Arc<Service>, cors: bool) -> Router {
@@ -97,9 +101,10 @@ struct Reply {
 async fn reply(
     service: Arc<Service>,
     headers: &HeaderMap,
-    question: Question,
+    mut question: Question,
     reply: Reply,
 ) -> Result<Response, ApiError> {
+    question.options.timeout = timeout(headers)?;
     let trace = super::span::trace(&question, service.model.name(), headers);
     let is_stream = question.is_stream;
     let n_choices = match &question.input {
@@ -114,4 +119,38 @@ async fn reply(
     }
     let whole = format::collect(format, answer.events, n_choices).await?;
     Ok(([(header::CONTENT_TYPE, "application/json")], whole).into_response())
+}
+
+/// Reads how long the client waits, if it says.
+fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, RequestError> {
+    let Some(value) = headers.get(TIMEOUT_HEADER) else { return Ok(None) };
+    let ms = value.to_str().ok().and_then(|text| text.trim().parse::<u64>().ok()).filter(|&ms| ms > 0);
+    let wrong =
+        || RequestError::invalid(TIMEOUT_HEADER, format!("{value:?} is no time; give milliseconds, at least 1"));
+    ms.map(|ms| Some(Duration::from_millis(ms))).ok_or_else(wrong)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clients_deadline_is_whole_milliseconds() {
+        let read = |value: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(TIMEOUT_HEADER, value.parse().unwrap());
+            timeout(&headers)
+        };
+        assert_eq!(timeout(&HeaderMap::new()), Ok(None));
+        assert_eq!(read("1500"), Ok(Some(Duration::from_millis(1_500))));
+        assert_eq!(read("18446744073709551615"), Ok(Some(Duration::from_millis(u64::MAX))));
+        for wrong in ["", "0", "-1", "1.5", "5s", "18446744073709551616"] {
+            let error = read(wrong).unwrap_err();
+            assert!(
+                matches!(&error, RequestError::InvalidArgument { field, .. } if field == TIMEOUT_HEADER),
+                "{wrong}"
+            );
+            assert!(error.to_string().contains(&format!("{wrong:?} is no time")), "{error}");
+        }
+    }
 }
