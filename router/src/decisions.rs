@@ -26,6 +26,17 @@ pub(crate) struct Remembered {
     pub(crate) placed_at: Instant,
     /// From placement to first token, in milliseconds; none before that.
     pub(crate) first_token_ms: Option<f64>,
+    /// Why nothing came of it, and after how many milliseconds.
+    pub(crate) failure: Option<(&'static str, f64)>,
+}
+
+/// What is remembered of a request.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct History {
+    /// Oldest first.
+    pub(crate) decisions: Vec<Remembered>,
+    /// Later decisions, which are not remembered.
+    pub(crate) n_left_out: usize,
 }
 
 /// Decisions by the request's id; the oldest request is forgotten first.
@@ -34,7 +45,7 @@ pub(crate) struct Decisions(Mutex<Ring>);
 
 #[derive(Debug, Default)]
 struct Ring {
-    by_request: HashMap<RequestId, Vec<Remembered>>,
+    by_request: HashMap<RequestId, History>,
     order: VecDeque<RequestId>,
 }
 
@@ -44,15 +55,17 @@ impl Decisions {
         let n_considered = decision.considered.len();
         let mut decision = decision.soonest_first();
         decision.considered.truncate(N_CONSIDERED_MAX);
-        let remembered = Remembered { key, decision, n_considered, placed_at, first_token_ms: None };
+        let remembered = Remembered { key, decision, n_considered, placed_at, first_token_ms: None, failure: None };
         let mut ring = self.ring();
         let ring = &mut *ring;
         let of_request = ring.by_request.entry(request).or_insert_with(|| {
             ring.order.push_back(request);
-            Vec::with_capacity(1)
+            History { decisions: Vec::with_capacity(1), n_left_out: 0 }
         });
-        if of_request.len() < N_DECISIONS_MAX {
-            of_request.push(remembered);
+        if of_request.decisions.len() < N_DECISIONS_MAX {
+            of_request.decisions.push(remembered);
+        } else {
+            of_request.n_left_out += 1;
         }
         while ring.order.len() > N_REQUESTS_MAX {
             ring.order.pop_front().and_then(|oldest| ring.by_request.remove(&oldest));
@@ -63,20 +76,38 @@ impl Decisions {
     /// been predicted.
     pub(crate) fn first_token(&self, request: RequestId, key: PlacementKey, now: Instant) -> Option<(f64, f64)> {
         let mut ring = self.ring();
-        let of_request = ring.by_request.get_mut(&request)?;
-        let remembered = of_request.iter_mut().find(|remembered| remembered.key == key)?;
-        let actual_ms = now.saturating_duration_since(remembered.placed_at).as_secs_f64() * 1e3;
+        let remembered = ring.find(request, key)?;
+        let actual_ms = remembered.elapsed_ms(now);
         remembered.first_token_ms = Some(actual_ms);
         Some((actual_ms, remembered.decision.chosen().prediction.first_token_ms))
     }
 
-    /// What is remembered of a request, oldest first.
-    pub(crate) fn get(&self, request: RequestId) -> Vec<Remembered> {
+    /// Notes that nothing came of a placement, by the error's code.
+    pub(crate) fn failed(&self, request: RequestId, key: PlacementKey, code: &'static str, now: Instant) {
+        if let Some(remembered) = self.ring().find(request, key) {
+            remembered.failure = Some((code, remembered.elapsed_ms(now)));
+        }
+    }
+
+    /// What is remembered of a request.
+    pub(crate) fn get(&self, request: RequestId) -> History {
         self.ring().by_request.get(&request).cloned().unwrap_or_default()
     }
 
     fn ring(&self) -> MutexGuard<'_, Ring> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Ring {
+    fn find(&mut self, request: RequestId, key: PlacementKey) -> Option<&mut Remembered> {
+        self.by_request.get_mut(&request)?.decisions.iter_mut().find(|remembered| remembered.key == key)
+    }
+}
+
+impl Remembered {
+    fn elapsed_ms(&self, now: Instant) -> f64 {
+        now.saturating_duration_since(self.placed_at).as_secs_f64() * 1e3
     }
 }
 
@@ -113,7 +144,12 @@ mod tests {
         decisions.put(RequestId(1), key(1), decision(&times, 5), now);
         let told = decisions.first_token(RequestId(1), key(1), now + Duration::from_millis(80));
         assert_eq!(told, Some((80.0, 35.0)));
-        let [remembered] = &decisions.get(RequestId(1))[..] else { panic!("one decision was made") };
+        decisions.put(RequestId(1), key(2), decision(&[1.0], 0), now);
+        decisions.failed(RequestId(1), key(2), "worker_lost", now + Duration::from_millis(7));
+        let history = decisions.get(RequestId(1));
+        let [remembered, failed] = &history.decisions[..] else { panic!("two decisions were made") };
+        assert_eq!((failed.failure, failed.first_token_ms), (Some(("worker_lost", 7.0)), None));
+        assert_eq!(remembered.failure, None);
         let shown: Vec<f64> =
             remembered.decision.considered.iter().map(|engine| engine.prediction.first_token_ms).collect();
         assert_eq!((shown.len(), shown[0], shown[1], shown[2]), (N_CONSIDERED_MAX, 35.0, 0.0, 1.0));
@@ -126,7 +162,7 @@ mod tests {
         for n in 0..2 * N_REQUESTS_MAX as u64 {
             decisions.put(RequestId(n.into()), key(n), decision(&[1.0], 0), now);
         }
-        assert!(decisions.get(RequestId(0)).is_empty());
+        assert!(decisions.get(RequestId(0)).decisions.is_empty());
         let ring = decisions.ring();
         assert_eq!((ring.by_request.len(), ring.order.len()), (N_REQUESTS_MAX, N_REQUESTS_MAX));
         drop(ring);
@@ -134,7 +170,8 @@ mod tests {
         for n in 0..100 {
             decisions.put(last, key(1_000_000 + n), decision(&[1.0], 0), now);
         }
-        assert_eq!(decisions.get(last).len(), N_DECISIONS_MAX);
+        let history = decisions.get(last);
+        assert_eq!((history.decisions.len(), history.n_left_out), (N_DECISIONS_MAX, 101 - N_DECISIONS_MAX));
         assert_eq!(decisions.first_token(last, key(5), now), None);
     }
 }

@@ -82,7 +82,9 @@ impl Dispatch {
                     return Some(Ok(frame));
                 }
                 Err(error) => {
-                    self.call = None;
+                    if let Some(call) = self.call.take() {
+                        call.flight.failed(&error);
+                    }
                     if let Some(error) = self.judge(error) {
                         self.end();
                         return Some(Err(error));

@@ -222,6 +222,9 @@ pub struct ExplainResponse {
     /// One for each prompt of the request, and for each time it was placed again.
     #[prost(message, repeated, tag = "2")]
     pub decisions: ::prost::alloc::vec::Vec<PlacementDecision>,
+    /// Later ones that are not remembered.
+    #[prost(uint32, tag = "3")]
+    pub n_left_out: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PlacementDecision {
@@ -236,6 +239,12 @@ pub struct PlacementDecision {
     /// From placement to first token; absent before that.
     #[prost(double, optional, tag = "4")]
     pub actual_first_token_ms: ::core::option::Option<f64>,
+    /// Why nothing came of it, as the code of the error; empty when something did, or may yet.
+    #[prost(string, tag = "5")]
+    pub failure: ::prost::alloc::string::String,
+    /// From placement to that.
+    #[prost(double, optional, tag = "6")]
+    pub failed_after_ms: ::core::option::Option<f64>,
 }
 /// An engine as the router saw it; times are predictions.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -106,29 +106,41 @@ impl Inference for Grpc {
     async fn explain(&self, request: Request<wire::ExplainRequest>) -> Result<Response<wire::ExplainResponse>, Status> {
         use wire::explain_request::Subject;
         let (metadata, _, request) = request.into_parts();
-        let decisions = match request.subject {
+        let (decisions, n_left_out) = match request.subject {
             Some(Subject::Prompt(prompt)) => {
                 let question = self.completion(prompt, &metadata).map_err(|error| self.refuse(&error))?;
                 let decisions = self.0.foresee(question).await.map_err(|error| self.refuse(&error))?;
-                decisions.into_iter().map(|decision| placement(decision, None, None)).collect()
+                (decisions.into_iter().map(foreseen).collect(), 0)
             }
             Some(Subject::RequestId(id)) => {
-                let decisions = self.0.recall(&id).map_err(|error| self.refuse(&error))?;
-                let placement = |one: Remembered| placement(one.decision, Some(one.n_considered), one.first_token_ms);
-                decisions.into_iter().map(placement).collect()
+                let history = self.0.recall(&id).map_err(|error| self.refuse(&error))?;
+                (history.decisions.into_iter().map(recalled).collect(), history.n_left_out)
             }
             None => {
                 let error = RequestError::invalid("subject", "is missing; give a prompt or a request_id");
                 return Err(self.refuse(&error));
             }
         };
-        Ok(Response::new(wire::ExplainResponse { policy: self.0.cluster.policy().to_owned(), decisions }))
+        let n_left_out = u32::try_from(n_left_out).unwrap_or(u32::MAX);
+        Ok(Response::new(wire::ExplainResponse { policy: self.0.cluster.policy().to_owned(), decisions, n_left_out }))
     }
 }
 
-fn placement(decision: Decision, n_considered: Option<usize>, first_token_ms: Option<f64>) -> wire::PlacementDecision {
+fn recalled(one: Remembered) -> wire::PlacementDecision {
+    let (failure, failed_after_ms) =
+        one.failure.map_or((String::new(), None), |(code, ms)| (code.to_owned(), Some(ms)));
+    wire::PlacementDecision {
+        n_candidates: u32::try_from(one.n_considered).unwrap_or(u32::MAX),
+        actual_first_token_ms: one.first_token_ms,
+        failure,
+        failed_after_ms,
+        ..foreseen(one.decision)
+    }
+}
+
+fn foreseen(decision: Decision) -> wire::PlacementDecision {
     let Decision { considered, reason, .. } = decision.soonest_first();
-    let n_considered = n_considered.unwrap_or(considered.len());
+    let n_considered = considered.len();
     let candidate = |one: Considered| wire::PlacementCandidate {
         engine: one.engine.to_string(),
         cached_tokens: one.tokens_cached,
@@ -144,7 +156,7 @@ fn placement(decision: Decision, n_considered: Option<usize>, first_token_ms: Op
         reason: reason.name().to_owned(),
         candidates: considered.into_iter().map(candidate).collect(),
         n_candidates: u32::try_from(n_considered).unwrap_or(u32::MAX),
-        actual_first_token_ms: first_token_ms,
+        ..wire::PlacementDecision::default()
     }
 }
 

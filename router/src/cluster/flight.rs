@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use contract::error::RequestError;
 use contract::ids::RequestId;
 use contract::ledger::{LedgerEvent, PlacedWork, PlacementKey};
 use daemon::clock;
@@ -42,6 +43,11 @@ impl Flight {
         {
             self.cluster.metrics.predicted(actual_ms, predicted_ms);
         }
+    }
+
+    /// Nothing comes of it: `explain` tells why.
+    pub(crate) fn failed(&self, error: &RequestError) {
+        self.cluster.decisions.failed(self.request, self.key, error.code(), clock::now());
     }
 
     /// Prompt tokens that are computed for it.

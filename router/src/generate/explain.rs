@@ -4,7 +4,7 @@ use contract::error::RequestError;
 use contract::ids::RequestId;
 
 use super::{Question, Service};
-use crate::decisions::Remembered;
+use crate::decisions::History;
 use crate::route::placer::Decision;
 
 impl Service {
@@ -28,18 +28,18 @@ impl Service {
     ///
     /// # Errors
     /// When the id is none, or is not remembered.
-    pub(crate) fn recall(&self, id: &str) -> Result<Vec<Remembered>, RequestError> {
+    pub(crate) fn recall(&self, id: &str) -> Result<History, RequestError> {
         let digits = id.rsplit('-').next().unwrap_or_default();
         let request = u128::from_str_radix(digits, 16).ok().filter(|_| digits.len() == 32).map(RequestId);
         let wrong = || {
             let message = format!("{id:?} is no request id; give the 32 hexadecimal digits of an answer's id");
             RequestError::invalid("request_id", message)
         };
-        let decisions = self.cluster.decisions.get(request.ok_or_else(wrong)?);
-        if decisions.is_empty() {
+        let history = self.cluster.decisions.get(request.ok_or_else(wrong)?);
+        if history.decisions.is_empty() {
             let message = format!("{id:?} is not among the last requests of this router");
             return Err(RequestError::invalid("request_id", message));
         }
-        Ok(decisions)
+        Ok(history)
     }
 }

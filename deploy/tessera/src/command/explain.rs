@@ -52,7 +52,11 @@ pub(crate) async fn run(args: Args) -> Result<()> {
 }
 
 fn text(answer: &ExplainResponse) -> Option<String> {
-    let parts: Vec<String> = answer.decisions.iter().map(|decision| decision_text(&answer.policy, decision)).collect();
+    let mut parts: Vec<String> =
+        answer.decisions.iter().map(|decision| decision_text(&answer.policy, decision)).collect();
+    if answer.n_left_out > 0 {
+        parts.push(format!("and {} later placements, which the router does not remember", answer.n_left_out));
+    }
     (!parts.is_empty()).then(|| parts.join("\n\n"))
 }
 
@@ -62,6 +66,10 @@ fn decision_text(policy: &str, decision: &PlacementDecision) -> String {
     let mut lines = vec![format!("{name} by {policy}, for its {}", because(&decision.reason))];
     if let (Some(chosen), Some(actual)) = (chosen, decision.actual_first_token_ms) {
         lines.push(format!("first token after {actual:.1} ms, predicted {:.1} ms", chosen.first_token_ms));
+    }
+    if !decision.failure.is_empty() {
+        let after = decision.failed_after_ms.unwrap_or_default();
+        lines.push(format!("failed after {after:.1} ms: {}", decision.failure));
     }
     let width = decision.candidates.iter().map(|one| one.engine.len()).max().unwrap_or(0).max("worker".len());
     lines.push(format!(
@@ -131,8 +139,9 @@ mod tests {
             candidates: vec![candidate("w1", 992, 12.0), candidate("w0", 0, 90.5)],
             n_candidates: 5,
             actual_first_token_ms: Some(13.25),
+            ..PlacementDecision::default()
         };
-        let answer = ExplainResponse { policy: "prefix_latency".to_owned(), decisions: vec![decision] };
+        let answer = ExplainResponse { policy: "prefix_latency".to_owned(), decisions: vec![decision], n_left_out: 0 };
         let text = text(&answer).unwrap();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "w1 by prefix_latency, for its cached prefix");
@@ -140,5 +149,21 @@ mod tests {
         assert!(lines[3].starts_with("w1") && lines[3].contains("992"), "{text}");
         assert_eq!(lines.last(), Some(&"and 3 more"));
         assert!(super::text(&ExplainResponse::default()).is_none());
+    }
+
+    #[test]
+    fn a_placement_that_failed_and_what_is_not_remembered_are_told() {
+        let failed = PlacementDecision {
+            reason: "load".to_owned(),
+            candidates: vec![PlacementCandidate { engine: "w1".to_owned(), ..PlacementCandidate::default() }],
+            n_candidates: 1,
+            failure: "worker_lost".to_owned(),
+            failed_after_ms: Some(2_000.04),
+            ..PlacementDecision::default()
+        };
+        let answer = ExplainResponse { policy: "least_loaded".to_owned(), decisions: vec![failed], n_left_out: 24 };
+        let text = text(&answer).unwrap();
+        assert_eq!(text.lines().nth(1), Some("failed after 2000.0 ms: worker_lost"), "{text}");
+        assert!(text.ends_with("\n\nand 24 later placements, which the router does not remember"), "{text}");
     }
 }
