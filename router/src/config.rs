@@ -9,10 +9,12 @@ use daemon::client::ChannelOptions;
 use daemon::config::at_least_one;
 use daemon::server::ServerConfig;
 use membership::MembershipConfig;
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::admission::AdmissionSettings;
 use crate::error::Error;
+use crate::route::directory::PrefixDirectory;
 use crate::route::placer::PlacerSettings;
 
 /// Everything a router is told.
@@ -104,7 +106,8 @@ pub struct WorkerSettings {
     pub backoff_ms_min: u64,
     /// Longest such wait.
     pub backoff_ms_max: u64,
-    /// Bound of the prefix directory.
+    /// Bound of the prefix directory, at least 64 KiB.
+    #[serde(deserialize_with = "directory_bytes")]
     pub directory_bytes_max: usize,
     /// For so long blocks of a prompt just placed are taken for cached.
     pub promise_ms: u64,
@@ -121,6 +124,17 @@ pub struct WorkerSettings {
     pub give_way_ms: u64,
     /// Time for which placements of other routers still count when the scheduler that told them is lost.
     pub ledger_grace_ms: u64,
+}
+
+/// Reads a bound that leaves the prefix directory room for blocks.
+fn directory_bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
+    let bytes = usize::deserialize(deserializer)?;
+    let least = PrefixDirectory::BYTES_MAX_LEAST;
+    if bytes < least {
+        Err(D::Error::custom(format!("directory_bytes_max is {bytes}; give at least {least}")))
+    } else {
+        Ok(bytes)
+    }
 }
 
 impl Default for Config {
@@ -266,6 +280,9 @@ mod tests {
             let (_, key) = path.rsplit_once('.').unwrap();
             assert!(error.source().unwrap().to_string().contains(key), "{path}: {error:?}");
         }
+        let small = Document::parse("router.workers.directory_bytes_max = 65535", "test").unwrap();
+        let error = small.section::<Config>("router").unwrap_err();
+        assert!(error.source().unwrap().to_string().contains("directory_bytes_max is 65535; give at least 65536"));
         let none = Document::parse("router.limits.n_stops_max = 0", "test").unwrap();
         assert!(none.section::<Config>("router").is_ok(), "no stop strings is a choice");
     }

@@ -37,6 +37,10 @@ use watch::Watch;
 const N_SWEPT: usize = 256;
 /// One part in so many of all bytes is for promises.
 const PROMISED_SHARE: usize = 8;
+/// One part in so many of all bytes is left to the list of engines; what it takes beyond, blocks have to leave to it.
+const ROSTER_SHARE: usize = 32;
+/// Memory of an empty directory.
+const BYTES_FIXED: usize = size_of::<PrefixDirectory>() + Shards::bytes_fixed();
 
 /// Cached and promised blocks by engine; all methods may be called at once.
 #[derive(Debug)]
@@ -50,6 +54,7 @@ pub struct PrefixDirectory {
     n_blocks: AtomicUsize,
     /// Promises that were not kept and are not told yet.
     n_missed: AtomicU64,
+    bytes_max: usize,
 }
 
 /// An engine in the directory, from its first watch until it is removed; never valid again after.
@@ -116,18 +121,25 @@ impl Resync {
 }
 
 impl PrefixDirectory {
-    /// Makes an empty directory whose blocks and promises take `bytes_max` bytes at most.
+    /// The least bound that leaves room for blocks.
+    pub const BYTES_MAX_LEAST: usize = 64 << 10;
+
+    /// Makes an empty directory that takes `bytes_max` bytes at most, of which an eighth is for promises and as much as
+    /// needed for the list of engines.
     ///
-    /// Blocks beyond are left out, and with them all that follow; of all bytes an eighth is for promises.
+    /// Blocks beyond are left out, and with them all that follow. An engine that comes when blocks fill all there is, and
+    /// engines take more than a part in 32 already, is let in at the cost of a few hundred bytes too much.
     pub fn new(bytes_max: usize) -> Self {
-        let promised = bytes_max / PROMISED_SHARE;
+        let bytes = bytes_max.saturating_sub(BYTES_FIXED + bytes_max / ROSTER_SHARE);
+        let promised = bytes / PROMISED_SHARE;
         Self {
             sweeper: Mutex::default(),
             roster: RwLock::default(),
-            shards: Shards::new(bytes_max - promised, promised),
+            shards: Shards::new(bytes - promised, promised),
             clock: Clock::default(),
             n_blocks: AtomicUsize::new(0),
             n_missed: AtomicU64::new(0),
+            bytes_max,
         }
     }
 
@@ -136,6 +148,8 @@ impl PrefixDirectory {
         loop {
             let (slot, watch) = self.roster_mut().seat(engine);
             if watch.begin(self) {
+                let of_roster = self.roster().bytes();
+                self.shards.cached.reserve(of_roster.saturating_sub(self.bytes_max / ROSTER_SHARE));
                 self.sweep(0);
                 return slot;
             }
@@ -230,8 +244,7 @@ impl PrefixDirectory {
 
     /// Memory of every structure.
     pub fn bytes(&self) -> usize {
-        let fixed = size_of::<Self>() + self.shards.bytes_fixed() + self.roster().bytes();
-        fixed + self.shards.cached.bytes() + self.shards.promised.bytes()
+        BYTES_FIXED + self.roster().bytes() + self.shards.cached.bytes() + self.shards.promised.bytes()
     }
 
     /// Does at once what else goes on a little at each change: frees what removed engines held and what promises are over.

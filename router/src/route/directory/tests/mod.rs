@@ -196,8 +196,27 @@ fn blocks_beyond_the_bound_are_unknown_but_no_reason_to_resync() {
     let now = daemon::clock::now();
     directory.promise(slot, &hashes(&blocks), now, now + Duration::from_secs(1));
     assert!(directory.shards.promised.bytes() <= bytes_max / PROMISED_SHARE);
-    assert!(directory.bytes() < bytes_max + 10_000, "{} bytes", directory.bytes());
+    assert!(directory.bytes() <= bytes_max, "{} bytes", directory.bytes());
     check_bytes(&directory);
+}
+
+#[test]
+fn engines_and_empty_shards_count_towards_the_bound() {
+    for bytes_max in [PrefixDirectory::BYTES_MAX_LEAST, 300_000, 2_000_000] {
+        let directory = PrefixDirectory::new(bytes_max);
+        assert!(directory.bytes() < bytes_max, "{} bytes of {bytes_max} when empty", directory.bytes());
+        let now = daemon::clock::now();
+        for index in 0..100 {
+            let blocks: Vec<u64> = (0..2_000).map(|n| index * 2_000 + n).collect();
+            let slot = begin(&directory, &engine(index), &blocks);
+            directory.promise(slot, &hashes(&blocks), now, now + Duration::from_secs(1));
+            // Engines that come when all is full already.
+            let beyond = if bytes_max < 2_000_000 { 40_000 } else { 0 };
+            assert!(directory.bytes() <= bytes_max + beyond, "{} bytes of {bytes_max}", directory.bytes());
+        }
+        assert!(directory.n_blocks() > 32, "{} blocks in {bytes_max} bytes", directory.n_blocks());
+        check_bytes(&directory);
+    }
 }
 
 #[test]
