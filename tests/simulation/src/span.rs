@@ -8,8 +8,8 @@ use crate::options::OptionsError;
 use crate::prepared::Prepared;
 use crate::workload::Request;
 
-/// Longest time from the first arrival to the last, and longest time of one request alone, in seconds: workers give signs
-/// of life every second, so time in which nothing else happens is not free.
+/// Longest time from the first arrival to the last, and longest time of one request alone, in seconds: workers give
+/// signs of life every second, so time in which nothing else happens is not free.
 const SPAN_S_MAX: f64 = 1e6;
 /// A run that takes so many times what its load asks for does not end.
 const PATIENCE: f64 = 100.0;
