@@ -24,6 +24,9 @@ pub struct Config {
     pub view_interval_ms: u64,
     /// Time that a router whose ledger stream ended has to come back before its placements are forgotten.
     pub ledger_grace_ms: u64,
+    /// A router that says nothing on its ledger stream for this long is taken for lost: three of its signs of life.
+    #[serde(deserialize_with = "at_least_one")]
+    pub ledger_silence_ms_max: u64,
     /// Batches of the ledger that wait for one router; a router that is further behind begins anew with a snapshot.
     #[serde(deserialize_with = "at_least_one")]
     pub ledger_batches_max: usize,
@@ -43,6 +46,7 @@ impl Default for Config {
             occupancy_stale_ms: 5_000,
             view_interval_ms: 3,
             ledger_grace_ms: 2_000,
+            ledger_silence_ms_max: 3_000,
             ledger_batches_max: 4_096,
             // Nothing here runs long after its streams were told to end.
             server: ServerConfig { grace_ms: 5_000, ..ServerConfig::default() },
@@ -62,6 +66,10 @@ impl Config {
 
     pub(crate) fn ledger_grace(&self) -> Duration {
         Duration::from_millis(self.ledger_grace_ms)
+    }
+
+    pub(crate) fn ledger_silence(&self) -> Duration {
+        Duration::from_millis(self.ledger_silence_ms_max)
     }
 
     pub(crate) fn view_interval(&self) -> Duration {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use contract::placements::LedgerBatch;
 use daemon::clock;
@@ -23,6 +24,12 @@ pub(crate) enum Ended {
     Lagging {
         /// What waited for it.
         n_batches: usize,
+    },
+    /// The router says nothing, as one that hangs.
+    #[error("the router said nothing for {} ms: begin again", silence.as_millis())]
+    Silent {
+        /// For how long.
+        silence: Duration,
     },
     /// What it told cannot be taken.
     #[error(transparent)]

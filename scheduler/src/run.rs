@@ -75,6 +75,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
         relay,
         tasks: tasks.clone(),
         heartbeat: config.heartbeat(),
+        ledger_silence: config.ledger_silence(),
         shutdown: shutdown.clone(),
         next_stream: Arc::new(AtomicU64::new(0)),
     };

@@ -36,6 +36,7 @@ pub(crate) struct Service {
     pub(crate) relay: Arc<Relay>,
     pub(crate) tasks: Tasks,
     pub(crate) heartbeat: Duration,
+    pub(crate) ledger_silence: Duration,
     pub(crate) shutdown: Shutdown,
     pub(crate) next_stream: Arc<AtomicU64>,
 }
@@ -102,9 +103,10 @@ impl Scheduler for Service {
         let stream = self.new_stream();
         let mut waiting = self.relay.open(stream);
         let (relay, batches, shutdown) = (Arc::clone(&self.relay), request.into_inner(), self.shutdown.clone());
+        let silence = self.ledger_silence;
         // A task of its own, so that a router which does not read is still listened to.
         self.tasks.spawn("ledger-stream", async move {
-            let ended = listen(&relay, stream, batches, &shutdown).await.err();
+            let ended = listen(&relay, stream, batches, silence, &shutdown).await.err();
             relay.end(stream, ended);
         });
         let batches = async_stream::stream! {
@@ -134,12 +136,13 @@ async fn listen(
     relay: &Relay,
     stream: StreamId,
     mut batches: Streaming<wire::LedgerBatch>,
+    silence: Duration,
     shutdown: &Shutdown,
 ) -> Result<(), relay::Ended> {
     loop {
         let batch = tokio::select! {
             () = shutdown.triggered() => return Err(relay::Ended::ShuttingDown),
-            batch = batches.message() => batch,
+            batch = timeout(silence, batches.message()) => batch.map_err(|_| relay::Ended::Silent { silence })?,
         };
         let Ok(Some(batch)) = batch else { return Ok(()) };
         relay.take(stream, LedgerBatch::try_from(batch)?)?;
@@ -150,6 +153,7 @@ fn status(ended: relay::Ended) -> Status {
     let message = ended.to_string();
     match ended {
         relay::Ended::Lagging { .. } => Status::resource_exhausted(message),
+        relay::Ended::Silent { .. } => Status::deadline_exceeded(message),
         relay::Ended::Refused(_) => Status::failed_precondition(message),
         relay::Ended::Malformed(malformed) => malformed.into(),
         relay::Ended::ShuttingDown => Status::unavailable(message),

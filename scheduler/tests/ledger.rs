@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use contract::demand::RouterDemand;
 use contract::ids::{DataRank, EngineId, Incarnation};
 use contract::ledger::{LedgerEvent, PlacedWork, PlacementKey};
 use contract::placements::{LedgerBatch, LedgerNews, Placements};
@@ -36,7 +37,9 @@ impl Running {
         let (trigger, shutdown) = Shutdown::pair();
         let grace_ms = u64::try_from(GRACE.as_millis()).unwrap();
         let listen = "127.0.0.1:0".to_owned();
-        let mut config = Config { listen, ledger_grace_ms: grace_ms, announce, ..Config::default() };
+        let ledger_silence_ms_max = u64::try_from(DEADLINE.as_millis()).unwrap();
+        let mut config =
+            Config { listen, ledger_grace_ms: grace_ms, ledger_silence_ms_max, announce, ..Config::default() };
         change(&mut config);
         let ran = Tasks::new().spawn("scheduler", run(config, shutdown));
         let (_, address) = timeout(DEADLINE, announced.next()).await.unwrap().unwrap();
@@ -155,6 +158,27 @@ async fn a_router_lost_without_goodbye_is_forgotten_after_the_grace() {
     let mut three = Router::connect(&scheduler, 3, Placements::default()).await;
     three.until(|view| view.contains_key(&Incarnation(2))).await;
     assert!(!three.view.contains_key(&Incarnation(1)), "who comes later hears nothing of it");
+    scheduler.stop().await;
+}
+
+#[tokio::test]
+async fn a_router_that_hangs_is_forgotten_and_one_that_gives_signs_of_life_is_not() {
+    let scheduler = Running::start(|config| config.ledger_silence_ms_max = 500).await;
+    let mut hung = Router::connect(&scheduler, 1, Placements::default()).await;
+    let mut two = Router::connect(&scheduler, 2, Placements::default()).await;
+    hung.place(0).await;
+    two.until_placed(1, 1).await;
+    let alive = two.told.clone();
+    let signs = tokio::spawn(async move {
+        let news = LedgerNews::Demand(RouterDemand::default());
+        while alive.send(LedgerBatch { router: Incarnation(2), news: news.clone() }).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    });
+    two.until(BTreeMap::is_empty).await;
+    let status = hung.ended().await;
+    assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+    signs.abort();
     scheduler.stop().await;
 }
 

@@ -18,6 +18,8 @@ const N_EVENTS_MAX: usize = 8_192;
 const N_BATCH_MAX: usize = 1_024;
 /// Shortest time between two batches: what is alone goes at once, and many events share the cost of a message.
 const PACE: Duration = Duration::from_millis(1);
+/// Without news what it is asked for is told again after this long, as a sign of life.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
 
 /// Keeps what this router runs, and wakes whoever tells of it.
 pub(super) struct Outbox {
@@ -98,6 +100,7 @@ impl Reader {
                         Err(RecvError::Lagged(_) | RecvError::Closed) => self.begin(),
                     },
                     Ok(()) = self.demand.changed() => LedgerNews::Demand(self.demand.borrow_and_update().clone()),
+                    () = tokio::time::sleep(SIGN_OF_LIFE) => LedgerNews::Demand(self.demand.borrow().clone()),
                 }
             }
             None => self.begin(),
