@@ -54,7 +54,7 @@ pub(crate) struct Args {
     /// Routers
     #[arg(long, value_name = "N", default_value_t = 1)]
     routers: usize,
-    /// How requests are placed: a router's policy, or block_count or least_predicted for comparison
+    /// How requests are placed: a router's policy, or sglang, block_count or least_predicted for comparison
     #[arg(long, value_name = "NAME", default_value = policy::DEFAULT, value_parser = policy_by_name)]
     policy: Policy,
     /// How much faster than recorded requests arrive; with --compare several
