@@ -169,7 +169,7 @@ async fn a_router_that_hangs_is_forgotten_and_one_that_gives_signs_of_life_is_no
     hung.place(0).await;
     two.until_placed(1, 1).await;
     let alive = two.told.clone();
-    let signs = tokio::spawn(async move {
+    let signs = Tasks::new().spawn("signs-of-life", async move {
         let news = LedgerNews::Demand(RouterDemand::default());
         while alive.send(LedgerBatch { router: Incarnation(2), news: news.clone() }).await.is_ok() {
             tokio::time::sleep(Duration::from_millis(50)).await;
