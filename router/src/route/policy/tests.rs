@@ -208,3 +208,40 @@ proptest! {
         }
     }
 }
+
+/// The candidate that `prefix_latency` takes when each got so many requests of late.
+fn chosen_after(rows: &[Row], n_recent: &[f64]) -> usize {
+    with_situation(
+        rows,
+        |_| {},
+        |situation| {
+            let mut candidates = situation.candidates.to_vec();
+            candidates.iter_mut().zip(n_recent).for_each(|(candidate, &n)| candidate.n_recent = n);
+            PrefixLatency.choose(&Situation { candidates: &candidates, ..*situation }).index
+        },
+    )
+}
+
+#[test]
+fn equal_candidates_share_requests_and_a_better_one_is_taken_however_many_it_got() {
+    assert_eq!(chosen_after(&[(0, 0, 0, 0); 3], &[5.0, 2.0, 3.0]), 1);
+    assert_eq!(chosen_after(&[(0, 0, 0, 0), (0, 0, 0, 800), (0, 0, 0, 0)], &[0.0, 9.0, 1.0]), 1);
+}
+
+#[test]
+fn each_step_of_a_prefill_and_of_what_is_ahead_decodes_beside_it() {
+    with_situation(
+        &[(1, 2_000, 4, 3)],
+        |_| {},
+        |situation| {
+            let [candidate] = situation.candidates else { panic!("there is one") };
+            let in_steps = situation.predict(&Candidate { step_tokens: 100, ..*candidate });
+            let at_once = situation.predict(candidate);
+            let decode_ms = COST.decode_ms(4, 400);
+            // Ten steps of its own instead of one, and twenty ahead of it instead of none.
+            let beside_ms = in_steps.first_token_ms - at_once.first_token_ms;
+            let least_ms = (9.0 + at_once.wait_ms / COST.prefill_ms(100, 0)) * decode_ms;
+            assert!((least_ms..1.05 * least_ms + 9.0 * COST.prefill_base_ms).contains(&beside_ms), "{beside_ms}");
+        },
+    );
+}
