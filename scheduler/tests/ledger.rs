@@ -126,6 +126,17 @@ fn key(router: u64, number: u64) -> PlacementKey {
     PlacementKey { router: Incarnation(router), number }
 }
 
+/// Router 1 with `n` placements, of which router 2 has heard.
+async fn one_seen_by_two(scheduler: &Running, n: u64) -> (Router, Router) {
+    let mut one = Router::connect(scheduler, 1, Placements::default()).await;
+    let mut two = Router::connect(scheduler, 2, Placements::default()).await;
+    for number in 0..n {
+        one.place(number).await;
+    }
+    two.until_placed(1, n as usize).await;
+    (one, two)
+}
+
 #[tokio::test]
 async fn routers_see_each_others_placements_also_those_made_before_they_came() {
     let scheduler = Running::start(|_| {}).await;
@@ -146,10 +157,7 @@ async fn routers_see_each_others_placements_also_those_made_before_they_came() {
 #[tokio::test]
 async fn a_router_lost_without_goodbye_is_forgotten_after_the_grace() {
     let scheduler = Running::start(|_| {}).await;
-    let mut one = Router::connect(&scheduler, 1, Placements::default()).await;
-    let mut two = Router::connect(&scheduler, 2, Placements::default()).await;
-    one.place(0).await;
-    two.until_placed(1, 1).await;
+    let (one, mut two) = one_seen_by_two(&scheduler, 1).await;
     let lost = clock::now();
     drop(one);
     two.until(BTreeMap::is_empty).await;
@@ -163,11 +171,8 @@ async fn a_router_lost_without_goodbye_is_forgotten_after_the_grace() {
 
 #[tokio::test]
 async fn a_router_that_hangs_is_forgotten_and_one_that_gives_signs_of_life_is_not() {
-    let scheduler = Running::start(|config| config.ledger_silence_ms_max = 500).await;
-    let mut hung = Router::connect(&scheduler, 1, Placements::default()).await;
-    let mut two = Router::connect(&scheduler, 2, Placements::default()).await;
-    hung.place(0).await;
-    two.until_placed(1, 1).await;
+    let scheduler = Running::start(|config| config.ledger_silence_ms_max = 2_000).await;
+    let (mut hung, mut two) = one_seen_by_two(&scheduler, 1).await;
     let alive = two.told.clone();
     let signs = Tasks::new().spawn("signs-of-life", async move {
         let news = LedgerNews::Demand(RouterDemand::default());
@@ -185,11 +190,7 @@ async fn a_router_that_hangs_is_forgotten_and_one_that_gives_signs_of_life_is_no
 #[tokio::test]
 async fn a_router_that_reconnects_within_the_grace_loses_nothing() {
     let scheduler = Running::start(|config| config.ledger_grace_ms = 20_000).await;
-    let mut one = Router::connect(&scheduler, 1, Placements::default()).await;
-    let mut two = Router::connect(&scheduler, 2, Placements::default()).await;
-    one.place(0).await;
-    one.place(1).await;
-    two.until_placed(1, 2).await;
+    let (one, mut two) = one_seen_by_two(&scheduler, 2).await;
     let mut own = one.own.clone();
     drop(one);
     // What happens while it is away comes with its snapshot.
