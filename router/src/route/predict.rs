@@ -26,8 +26,9 @@ impl Situation<'_> {
         let batch = u64::from(candidate.load.n_decoding);
         let tokens = candidate.load.tokens_decoding.max(candidate.tokens_running);
         // Each step of a prefill also decodes for those that run: its own, and those ahead of it.
+        // Where its size is not known, all is one step.
         let budget = if candidate.step_tokens == 0 { u64::MAX } else { candidate.step_tokens };
-        let steps_ahead = if candidate.step_tokens == 0 { 0.0 } else { wait_ms / candidate.cost.prefill_ms(budget, 0) };
+        let steps_ahead = wait_ms / candidate.cost.prefill_ms(budget, 0);
         let first_token_ms = wait_ms
             + steps_ahead * candidate.cost.decode_ms(batch, tokens)
             + candidate.cost.prefill_beside_ms(new, context, budget, batch, tokens);
