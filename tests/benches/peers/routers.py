@@ -11,6 +11,7 @@ import os
 import pathlib
 import re
 import shutil
+import sys
 import tempfile
 import time
 
@@ -35,8 +36,9 @@ CELLS = {
 LONG_CELL, LONG_BYTES, LONG_SHARED, LONG_CONNECTIONS = "220 KB texts that share 90 %, 1 out, 4 at a time", 220_000, 0.9, 4
 LONG_CONTEXT = 131_072
 ADDED_CELL, ADDED_RATE = "128 in, 1 out, 200 a second", 200
-# Ways of `tessera bench router`.
-WAYS = {"tokens": "tokens in", "text": "text in"}
+# Ways of `tessera bench router`, and the bound of all: two more hops between processes that sleep.
+RELAY = "relay"
+WAYS = {"tokens": "tokens in", "text": "text in", RELAY: "tokens in, a bare relay in the router's place"}
 SCRIPT = """\
 wrk.method = "POST"
 wrk.path = "/v1/completions"
@@ -196,19 +198,30 @@ class Section:
             running.stop()
 
     def added(self, running):
-        """What the router adds to a request's time, by `tessera bench router`."""
-        command = pinned(OTHER_CORE, [running.tessera, "bench", "router", "--router", running.grpc, "--worker", running.worker])
-        command += ["--rate", ADDED_RATE, "--time-s", 2 * SECONDS, "--prompt-tokens", N_PROMPT, "--json"]
-        output = process.run(command, 2 * SECONDS + 60, log=self.place.log("tessera-bench-router"))
-        ways = {one["way"]: one for one in json.loads(output[output.index("{") :])["results"]}
-        straight = ways["worker"]["ms"]
+        """What the router adds to a request's time, and what a relay that looks at nothing adds in its place."""
+        ways = self.ways(running, running.worker)
+        here, port = pathlib.Path(__file__).with_name("relay.py"), process.free_port()
+        command = pinned(ROUTER_CORE, [sys.executable, here, port, running.worker])
+        relay = process.Server("relay", command, port, ready_path="/readyz", log=self.place.log("relay"), ready_s=START_S)
+        try:
+            ways[RELAY] = self.ways(running, f"127.0.0.1:{port}")["worker"]
+        finally:
+            relay.stop()
         values = {}
         for way, title in WAYS.items():
             if ways[way]["n_failed"]:
                 raise process.Failed(f"{title}: {ways[way]['failure']}")
             for metric in ("p50", "p99"):
-                values[f"{ADDED_CELL}, {title}", f"added_{metric}_ms"] = ways[way]["ms"][metric] - straight[metric]
+                added = ways[way]["ms"][metric] - ways["worker"]["ms"][metric]
+                values[f"{ADDED_CELL}, {title}", f"added_{metric}_ms"] = added
         return [{"cell": cell, "metric": metric, "subject": running.name, "value": value} for (cell, metric), value in values.items()]
+
+    def ways(self, running, worker):
+        """What `tessera bench router` sees, by way; straight to the worker is through `worker`."""
+        command = pinned(OTHER_CORE, [running.tessera, "bench", "router", "--router", running.grpc, "--worker", worker])
+        command += ["--rate", ADDED_RATE, "--time-s", 2 * SECONDS, "--prompt-tokens", N_PROMPT, "--json"]
+        output = process.run(command, 2 * SECONDS + 60, log=self.place.log("tessera-bench-router"))
+        return {one["way"]: one for one in json.loads(output[output.index("{") :])["results"]}
 
     def measure(self, running, name, cell, n_fresh=0):
         """One cell: requests a second or the median stream, and CPU time."""
