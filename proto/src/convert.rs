@@ -7,7 +7,7 @@ use contract::ids::{DataRank, EngineId, Incarnation, RequestId};
 use contract::kv::{KvDigest, KvEvent};
 use contract::model::{Fingerprint, ModelIdentity};
 use contract::plan::SampledToken;
-use contract::request::{GenerateRequest, SamplingParams, StopParams};
+use contract::request::{GenerateRequest, PrefillPeer, SamplingParams, StopParams};
 use contract::stream::{FinishReason, GenerateFrame};
 use thiserror::Error;
 
@@ -67,6 +67,20 @@ impl From<wire::EngineId> for EngineId {
     }
 }
 
+impl From<&PrefillPeer> for wire::PrefillPeer {
+    fn from(peer: &PrefillPeer) -> Self {
+        Self { engine: Some((&peer.engine).into()), address: peer.address.clone() }
+    }
+}
+
+impl TryFrom<wire::PrefillPeer> for PrefillPeer {
+    type Error = WireError;
+
+    fn try_from(peer: wire::PrefillPeer) -> Result<Self, WireError> {
+        Ok(Self { engine: required("prefill_on.engine", peer.engine)?.into(), address: peer.address })
+    }
+}
+
 impl From<&ModelIdentity> for wire::ModelIdentity {
     fn from(identity: &ModelIdentity) -> Self {
         Self {
@@ -118,6 +132,7 @@ impl wire::GenerateRequest {
             stop: Some((&request.stop).into()),
             logprobs: request.logprobs,
             prompt_logprobs: request.prompt_logprobs,
+            prefill_on: request.prefill_on.as_ref().map(Into::into),
         }
     }
 }
@@ -148,6 +163,7 @@ impl TryFrom<wire::GenerateRequest> for (GenerateRequest, EngineId) {
             stop: required("stop", request.stop)?.into(),
             logprobs: request.logprobs,
             prompt_logprobs: request.prompt_logprobs,
+            prefill_on: request.prefill_on.map(TryInto::try_into).transpose()?,
         };
         Ok((request, engine))
     }
@@ -330,6 +346,7 @@ mod tests {
             stop: StopParams { token_ids: vec![2], min_tokens: 1, max_tokens: 9 },
             logprobs: Some(0),
             prompt_logprobs: None,
+            prefill_on: Some(PrefillPeer { engine: engine(), address: "h:1".to_owned() }),
         }
     }
 

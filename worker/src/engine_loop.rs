@@ -202,6 +202,7 @@ impl EngineLoop {
         let mut outputs = std::mem::take(&mut self.outputs);
         for Output { request, attempt, event, .. } in outputs.drain(..) {
             match event {
+                OutputEvent::Prefilled => {}
                 OutputEvent::Failed(error) => {
                     self.metrics.aborted(&error);
                     if let Some(live) = self.live.remove(&request) {

@@ -50,9 +50,9 @@ pub struct SequencePlan {
 impl SequencePlan {
     /// Whether it only takes its request one token further; anything else is a part of a prompt.
     ///
-    /// The last token of a prompt whose other tokens took earlier steps counts as such too: it costs the same.
+    /// The last token of a prompt whose other tokens are computed or cached counts as such too: it costs the same.
     pub fn is_decode(&self) -> bool {
-        self.query.len() == 1 && !self.logits_rows.is_empty() && self.start.is_none()
+        self.query.len() == 1 && !self.logits_rows.is_empty() && self.position > 0
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::error::RequestError;
-use crate::ids::{ModelName, RequestId, TenantId, Token};
+use crate::ids::{EngineId, ModelName, RequestId, TenantId, Token};
 
 /// Most alternatives whose log-probabilities may be asked for.
 pub const LOGPROBS_MAX: u32 = 128;
@@ -41,6 +41,17 @@ pub struct GenerateRequest {
     pub logprobs: Option<u32>,
     /// The same for prompt tokens; not supported yet.
     pub prompt_logprobs: Option<u32>,
+    /// Who computes the KV of all tokens but the last; none is the engine itself.
+    pub prefill_on: Option<PrefillPeer>,
+}
+
+/// An engine that computes prompts for another, and where its worker is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PrefillPeer {
+    /// The engine.
+    pub engine: EngineId,
+    /// host:port of its worker's gRPC server.
+    pub address: String,
 }
 
 /// When a request ends.
@@ -217,6 +228,7 @@ mod tests {
             stop: StopParams { token_ids: vec![], min_tokens: 0, max_tokens: 4 },
             logprobs: None,
             prompt_logprobs: None,
+            prefill_on: None,
         }
     }
 

@@ -72,6 +72,18 @@ pub struct GenerateRequest {
     /// The same for prompt tokens. Not supported yet.
     #[prost(uint32, optional, tag = "15")]
     pub prompt_logprobs: ::core::option::Option<u32>,
+    /// Who computes the KV of all tokens but the last; unset is the engine itself.
+    #[prost(message, optional, tag = "16")]
+    pub prefill_on: ::core::option::Option<PrefillPeer>,
+}
+/// An engine that computes prompts for another.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PrefillPeer {
+    #[prost(message, optional, tag = "1")]
+    pub engine: ::core::option::Option<EngineId>,
+    /// host:port of its worker's gRPC server.
+    #[prost(string, tag = "2")]
+    pub address: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Sampling {

@@ -276,6 +276,7 @@ impl Router {
                 OutputEvent::Tokens { first_position, tokens, finish, cached_tokens } => {
                     (first_position, tokens, finish, cached_tokens)
                 }
+                OutputEvent::Prefilled => continue,
                 OutputEvent::Failed(error) => {
                     around.book.of(request).refusal = Some(error.code());
                     self.place_again(request, around);

@@ -165,6 +165,7 @@ impl Worker {
             stop: StopParams { token_ids: vec![EOS], max_tokens: asked.n_output, ..StopParams::default() },
             logprobs: None,
             prompt_logprobs: None,
+            prefill_on: None,
         };
         self.owners.insert(request, owner);
         if let Err(error) = self.engine.submit(wanted, network.now) {

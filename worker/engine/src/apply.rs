@@ -7,7 +7,7 @@ use crate::block_pool::CachedBlock;
 use crate::engine::Engine;
 use crate::in_flight::PlanInFlight;
 use crate::output::{ApplyError, Output, OutputEvent};
-use crate::sequence::{SequenceIdx, State};
+use crate::sequence::{Purpose, SequenceIdx, State};
 
 impl Engine {
     /// Takes the output of the oldest plan in flight and appends what it means for requests to `outputs`.
@@ -30,6 +30,8 @@ impl Engine {
                 self.commit_blocks(planned.idx);
                 if let Some(tokens) = tokens {
                     self.emit_tokens(planned.idx, tokens, outputs);
+                } else {
+                    self.end_prefill(planned.idx, outputs);
                 }
             }
             self.retire_if_drained(planned.idx);
@@ -42,7 +44,7 @@ impl Engine {
     }
 
     /// Indexes the full blocks of a request whose KV is computed.
-    fn commit_blocks(&mut self, idx: SequenceIdx) {
+    pub(crate) fn commit_blocks(&mut self, idx: SequenceIdx) {
         let block_size = self.block_size();
         let sequence = &mut self.sequences[idx];
         let n_full = sequence.n_computed / block_size;
@@ -59,12 +61,27 @@ impl Engine {
                 // The executor hears of it with the next plan; one in flight may still name the old block.
                 sequence.table[i] = kept;
                 sequence.n_sent = sequence.n_sent.min(i);
+                if sequence.is_held {
+                    sequence.shadows.push(block);
+                    sequence.n_committed = i + 1;
+                    continue;
+                }
                 match self.in_flight.back_mut().filter(|_| sequence.n_in_flight > 0) {
                     Some(last) => last.releases.push(block),
                     None => self.pool.release(block),
                 }
             }
             sequence.n_committed = i + 1;
+        }
+    }
+
+    /// Ends a request that was computed for others, if all of it is.
+    fn end_prefill(&mut self, idx: SequenceIdx, outputs: &mut Vec<Output>) {
+        let sequence = &self.sequences[idx];
+        if sequence.purpose == Purpose::Prefill && sequence.n_computed == sequence.tokens.len() {
+            let (key, request, attempt) = (sequence.key(), sequence.id, sequence.attempt);
+            outputs.push(Output { key, request, attempt, event: OutputEvent::Prefilled });
+            self.end(idx);
         }
     }
 

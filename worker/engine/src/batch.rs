@@ -8,7 +8,7 @@ use contract::plan::{BlockTableDelta, ForwardPlan, QueryToken, SequencePlan};
 
 use crate::engine::{Engine, PLANS_IN_FLIGHT_MAX};
 use crate::in_flight::{PlanInFlight, PlannedSequence};
-use crate::sequence::{SequenceIdx, State};
+use crate::sequence::{Purpose, SequenceIdx, State};
 
 /// A plan being made.
 struct Draft {
@@ -121,7 +121,7 @@ impl Engine {
             let sequence = &self.sequences[idx];
             let is_due = match sequence.n_remaining() {
                 0 => false,
-                1 => phase == Phase::Decode,
+                1 if sequence.purpose != Purpose::Prefill => phase == Phase::Decode,
                 _ => phase == Phase::Prefill,
             };
             if is_due && !sequence.ends_when_applied() {
@@ -153,8 +153,9 @@ impl Engine {
         let needed = n_tokens.div_ceil(self.block_size()).saturating_sub(self.sequences[idx].table.len());
         // Blocks of a request that a plan in flight names come back when that plan is applied: wait for them,
         // rather than take more.
-        while self.pool.n_available() < needed && self.n_draining == 0 && self.running.len() > place + 1 {
-            let (_, victim) = self.running.pop().expect("there are requests behind this one");
+        while self.pool.n_available() < needed && self.n_draining == 0 {
+            let Some(victim) = self.last_unheld(place + 1) else { break };
+            let (_, victim) = self.running.remove(victim);
             self.preempt(victim);
         }
         for _ in 0..needed {
@@ -163,6 +164,11 @@ impl Engine {
                 None => break,
             }
         }
+    }
+
+    /// The last running request from `place` on whose blocks nobody else uses.
+    fn last_unheld(&self, place: usize) -> Option<usize> {
+        (place..self.running.len()).rev().find(|&place| !self.sequences[self.running[place].1].is_held)
     }
 
     fn preempt(&mut self, idx: SequenceIdx) {
@@ -183,7 +189,7 @@ impl Engine {
         if end > n_known {
             query.push(QueryToken::Sampled { step: sequence.sample_step, row: 0 });
         }
-        let samples = end == n_known + sequence.n_pending;
+        let samples = sequence.samples_at(end);
         let start = (!sequence.has_started).then(|| sequence.spec_at_start());
         draft.sequences.push(SequencePlan {
             slot: sequence.slot.expect("running requests hold a slot"),
@@ -222,6 +228,10 @@ impl Engine {
             self.waiting.remove(rank);
             self.start(idx, n_matched);
             self.sequences[idx].slot = Some(slot);
+            if self.hold(idx) {
+                self.sequences[idx].state = State::Receiving;
+                continue;
+            }
             let place = self.running.partition_point(|&(other, _)| other < rank);
             self.running.insert(place, (rank, idx));
             self.plan_sequence(draft, place, Phase::Prefill);

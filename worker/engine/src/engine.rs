@@ -13,10 +13,11 @@ use contract::request::GenerateRequest;
 
 use crate::block_pool::BlockPool;
 use crate::config::{ConfigError, EngineConfig};
+use crate::hold::Hold;
 use crate::in_flight::{PlanInFlight, Spare};
 use crate::output::{Counters, Output, OutputEvent, SequenceKey};
 use crate::queue::WaitingQueue;
-use crate::sequence::{Rank, Sequence, SequenceIdx, SequenceTable, State};
+use crate::sequence::{Purpose, Rank, Sequence, SequenceIdx, SequenceTable, State};
 
 /// Plans that may be made before the oldest is applied.
 pub const PLANS_IN_FLIGHT_MAX: usize = 2;
@@ -35,6 +36,10 @@ pub struct Engine {
     pub(crate) running: Vec<(Rank, SequenceIdx)>,
     /// Preempted and ended requests that plans in flight name.
     pub(crate) n_draining: usize,
+    /// Requests whose blocks others use.
+    pub(crate) held: HashMap<SequenceKey, SequenceIdx>,
+    /// Holds that nobody has been told of.
+    pub(crate) new_holds: Vec<Hold>,
     pub(crate) free_slots: Vec<SlotId>,
     /// Oldest first.
     pub(crate) in_flight: VecDeque<PlanInFlight>,
@@ -60,6 +65,8 @@ impl Engine {
             waiting: WaitingQueue::new(config.max_waiting as usize),
             running: Vec::with_capacity(config.max_running as usize),
             n_draining: 0,
+            held: HashMap::new(),
+            new_holds: Vec::new(),
             free_slots: (0..config.max_running).rev().map(SlotId).collect(),
             in_flight: VecDeque::with_capacity(PLANS_IN_FLIGHT_MAX),
             spare: Spare::default(),
@@ -78,12 +85,23 @@ impl Engine {
     /// `PromptTooLong` when prompt and earlier output leave no room in context or pool, `Overloaded` when the queue is full,
     /// `InvalidArgument` when the prompt is empty, nothing is left of `max_tokens` or a request with this id has not ended.
     pub fn submit(&mut self, request: GenerateRequest, now: Duration) -> Result<SequenceKey, RequestError> {
+        self.submit_as(request, None, now)
+    }
+
+    /// Queues a request, for another purpose than its own if there is one.
+    pub(crate) fn submit_as(
+        &mut self,
+        request: GenerateRequest,
+        purpose: Option<Purpose>,
+        now: Duration,
+    ) -> Result<SequenceKey, RequestError> {
         self.check_submission(&request)?;
         let key = SequenceKey(self.n_submitted);
         self.n_submitted += 1;
         let deadline = request.deadline.map(|left| now.saturating_add(left));
         let mut sequence = Sequence::new(request, key, self.config.length_max() as usize, self.config.model);
         sequence.deadline = deadline;
+        sequence.purpose = purpose.unwrap_or(sequence.purpose);
         let (id, rank, n_tokens) = (sequence.id, sequence.rank, sequence.tokens.len());
         // Long prompts take their time here, not when a plan is being made that an executor waits for.
         sequence.hashes(&self.config.hash_key, self.config.block_size as usize, self.n_hashed(n_tokens));
@@ -136,7 +154,10 @@ impl Engine {
         for (_, idx) in all {
             match self.sequences[idx].state {
                 State::Ended => self.retire_if_drained(idx),
-                State::Waiting | State::Running | State::Preempted => self.fail(idx, error.clone(), outputs),
+                State::Lent => {}
+                State::Waiting | State::Running | State::Receiving | State::Preempted => {
+                    self.fail(idx, error.clone(), outputs);
+                }
             }
         }
     }
@@ -197,7 +218,7 @@ impl Engine {
         self.waiting.len()
     }
 
-    /// Requests that hold a slot and have not ended.
+    /// Requests that hold a slot and have not ended, those included whose prompt comes from elsewhere.
     pub fn n_running(&self) -> usize {
         self.by_id.len() - self.waiting.len()
     }
@@ -251,8 +272,9 @@ impl Engine {
                 debug_assert_eq!(removed, idx);
                 self.n_draining += 1;
             }
+            State::Receiving => self.n_draining += 1,
             State::Preempted => {}
-            State::Ended => debug_assert!(false, "{rank:?} ended twice"),
+            State::Ended | State::Lent => debug_assert!(false, "{rank:?} ended twice"),
         }
         self.by_id.remove(&sequence.id);
         if let Some(deadline) = sequence.deadline {
@@ -263,10 +285,15 @@ impl Engine {
     /// Returns slot and blocks of a preempted or ended request that no plan in flight names; tails are released first.
     pub(crate) fn retire_if_drained(&mut self, idx: SequenceIdx) {
         let sequence = &mut self.sequences[idx];
-        if sequence.n_in_flight > 0 || matches!(sequence.state, State::Waiting | State::Running) {
+        if sequence.n_in_flight > 0 || !matches!(sequence.state, State::Preempted | State::Ended) {
             return;
         }
         self.n_draining -= 1;
+        if sequence.is_held {
+            sequence.state = State::Lent;
+            self.free_slots.extend(sequence.slot.take());
+            return;
+        }
         let (slot, table) = sequence.reset();
         self.free_slots.extend(slot);
         for block in table.into_iter().rev() {

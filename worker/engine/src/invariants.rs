@@ -15,7 +15,7 @@ impl Engine {
         self.check_slots();
         self.check_lists();
         let mut references = vec![0; self.config.n_blocks as usize];
-        let tables = self.sequences.iter().flat_map(|(_, sequence)| &sequence.table);
+        let tables = self.sequences.iter().flat_map(|(_, sequence)| sequence.table.iter().chain(&sequence.shadows));
         let releases = self.in_flight.iter().flat_map(|record| &record.releases);
         tables.chain(releases).for_each(|block| references[block.0 as usize] += 1);
         self.pool.check_invariants(&references);
@@ -40,7 +40,9 @@ impl Engine {
         assert_eq!(count(State::Waiting), self.waiting.len());
         assert_eq!(count(State::Running), self.running.len());
         assert_eq!(n_preempted + n_ended, self.n_draining);
-        assert_eq!(self.by_id.len(), self.waiting.len() + self.running.len() + n_preempted);
+        assert_eq!(self.by_id.len(), self.waiting.len() + self.running.len() + count(State::Receiving) + n_preempted);
+        let n_held = self.sequences.iter().filter(|(_, sequence)| sequence.is_held).count();
+        assert_eq!(n_held, self.held.len());
         assert!(self.running.is_sorted(), "running requests are in order");
         let timed = self.by_id.values().filter(|&&idx| self.sequences[idx].deadline.is_some()).count();
         assert_eq!(timed, self.deadlines.len());
@@ -56,9 +58,11 @@ impl Engine {
         match sequence.state {
             State::Waiting => assert!(sequence.slot.is_none() && sequence.table.is_empty() && is_drained),
             State::Running => assert!(sequence.slot.is_some() && sequence.tokens.len() < sequence.length_max),
+            State::Receiving => assert!(sequence.slot.is_some() && sequence.is_held && is_drained),
+            State::Lent => assert!(sequence.slot.is_none() && sequence.is_held && is_drained),
             State::Preempted | State::Ended => assert!(!is_drained, "{:?} is to be retired", sequence.rank),
         }
-        if is_drained {
+        if is_drained && sequence.state != State::Lent {
             assert_eq!((sequence.n_pending, sequence.n_computed), (0, sequence.n_planned));
         }
     }

@@ -10,6 +10,7 @@
 //! | `batch` | makes a plan: who runs, preemption, admission |
 //! | `apply` | takes a step's output: tokens, stops, blocks to the index |
 //! | `sequence`, `queue`, `in_flight` | a request, those that wait, plans not applied |
+//! | `hold` | blocks lent to others while a prompt moves between engines |
 //! | `cost_fit` | what steps cost, from their times |
 //! | `block_pool`, `prefix_cache`, `lru` | blocks by reference count, their index and its events, order of eviction |
 
@@ -19,6 +20,7 @@ mod block_pool;
 pub mod config;
 pub mod cost_fit;
 mod engine;
+mod hold;
 mod in_flight;
 mod invariants;
 mod lru;
@@ -30,4 +32,5 @@ mod sequence;
 pub use config::{ConfigError, EngineConfig};
 pub use cost_fit::CostFit;
 pub use engine::{Engine, PLANS_IN_FLIGHT_MAX};
+pub use hold::{Hold, HoldUsage};
 pub use output::{ApplyError, Counters, Output, OutputEvent, SequenceKey};

@@ -37,6 +37,9 @@ pub enum OutputEvent {
         /// Prompt tokens that were cached at admission; set with the first tokens only.
         cached_tokens: Option<u32>,
     },
+    /// The KV of all its tokens is computed: the engine has forgotten the request, and others may read its blocks until
+    /// they let go.
+    Prefilled,
     /// It ended badly: the engine has forgotten the request.
     Failed(RequestError),
 }

@@ -28,8 +28,23 @@ pub(crate) enum State {
     Running,
     /// Lost its place; goes back to the queue when no plan in flight names it.
     Preempted,
+    /// Holds slot and blocks; others write the KV of its prompt into them.
+    Receiving,
     /// Has no reader; goes away when no plan in flight names it.
     Ended,
+    /// Has ended, but others use its blocks; goes away when they let go.
+    Lent,
+}
+
+/// What a request is computed for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Tokens.
+    Generate,
+    /// Tokens; the KV of the prompt's beginning comes from elsewhere.
+    Receive,
+    /// The KV of its tokens, which others read; nothing is sampled.
+    Prefill,
 }
 
 /// A request and what the engine knows of it.
@@ -40,6 +55,11 @@ pub(crate) struct Sequence {
     pub(crate) attempt: u32,
     pub(crate) deadline: Option<Duration>,
     pub(crate) state: State,
+    pub(crate) purpose: Purpose,
+    /// Others use its blocks: none returns before they let go.
+    pub(crate) is_held: bool,
+    /// Blocks that others use though the table names equal ones instead.
+    pub(crate) shadows: Vec<BlockId>,
     /// Prompt and output, tokens of steps in flight excluded.
     pub(crate) tokens: Vec<Token>,
     pub(crate) n_prompt: usize,
@@ -94,6 +114,9 @@ impl Sequence {
             attempt: request.attempt,
             deadline: None,
             state: State::Waiting,
+            purpose: if request.prefill_on.is_some() { Purpose::Receive } else { Purpose::Generate },
+            is_held: false,
+            shadows: Vec::new(),
             tokens,
             n_prompt,
             length_max: length_max.min(n_prompt.saturating_add(request.stop.max_tokens as usize)),
@@ -158,13 +181,20 @@ impl Sequence {
         &self.hashes[..n_blocks]
     }
 
+    /// Whether a plan that computes up to `end` samples its next token.
+    pub(crate) fn samples_at(&self, end: usize) -> bool {
+        self.purpose != Purpose::Prefill && end == self.tokens.len() + self.n_pending
+    }
+
     /// Takes slot and table away; all tokens are to be computed again.
     pub(crate) fn reset(&mut self) -> (Option<SlotId>, Vec<BlockId>) {
         debug_assert_eq!((self.n_in_flight, self.state == State::Running), (0, false));
         self.has_started = false;
         (self.n_sent, self.n_committed) = (0, 0);
         (self.n_planned, self.n_computed, self.n_prefill, self.n_pending) = (0, 0, 0, 0);
-        (self.slot.take(), std::mem::take(&mut self.table))
+        let mut table = std::mem::take(&mut self.table);
+        table.append(&mut self.shadows);
+        (self.slot.take(), table)
     }
 }
 

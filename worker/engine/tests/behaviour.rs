@@ -48,6 +48,7 @@ fn ask(n_shared: usize, max_tokens: u32) -> Ask {
         has_penalties: false,
         n_resumed: 0,
         deadline_ms: None,
+        part: naive::Part::Whole,
     }
 }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use contract::hash::HashKey;
 use contract::model::Fingerprint;
 use engine::EngineConfig;
-use model::naive::Ask;
+use model::naive::{Ask, Part};
 use model::world::World;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
@@ -28,14 +28,16 @@ enum Operation {
     Advance(u64),
     ClearCache,
     FailAll,
+    LetGo(usize, f64),
 }
 
 fn asks() -> impl Strategy<Value = Ask> {
     let prompt = (0..3_u32, 0..24_usize, 1..6_usize);
     let limits = (1..20_u32, 0..6_u32, prop::option::of(0..11_u32));
     let rest = (-1..2_i32, prop::bool::weighted(0.2), prop::bool::weighted(0.3), 0..5_usize);
-    (prompt, limits, rest, prop::option::weighted(0.1, 1..100_u64)).prop_map(
-        |((family, n_shared, n_own), (max_tokens, min_tokens, stop), rest, deadline_ms)| {
+    let part = prop_oneof![3 => Just(Part::Whole), 1 => Just(Part::Decode), 1 => Just(Part::Prefill)];
+    (prompt, limits, rest, prop::option::weighted(0.1, 1..100_u64), part).prop_map(
+        |((family, n_shared, n_own), (max_tokens, min_tokens, stop), rest, deadline_ms, part)| {
             let (priority, salt, has_penalties, n_resumed) = rest;
             // Half of the prompts are shared as a whole.
             let n_own = if n_own > 3 && n_shared > 0 { 0 } else { n_own };
@@ -52,6 +54,7 @@ fn asks() -> impl Strategy<Value = Ask> {
                 has_penalties,
                 n_resumed,
                 deadline_ms,
+                part,
             }
         },
     )
@@ -66,6 +69,7 @@ fn operations() -> impl Strategy<Value = Vec<Operation>> {
         30 => Just(Operation::Apply),
         2 => (1..20_u64).prop_map(Operation::Advance),
         1 => Just(Operation::ClearCache),
+        8 => (0..4_usize, prop_oneof![Just(1.0), 0.0..1.0]).prop_map(|(n, share)| Operation::LetGo(n, share)),
         1 => prop::bool::weighted(0.2).prop_map(|all| if all { Operation::FailAll } else { Operation::ClearCache }),
     ];
     prop::collection::vec(operation, 1..200)
@@ -96,7 +100,7 @@ fn configs() -> impl Strategy<Value = EngineConfig> {
     )
 }
 
-fn run(config: EngineConfig, depth: usize, operations: Vec<Operation>) -> [bool; 3] {
+fn run(config: EngineConfig, depth: usize, operations: Vec<Operation>) -> [bool; 5] {
     let mut world = World::new(config, depth);
     for operation in operations {
         match operation {
@@ -108,11 +112,13 @@ fn run(config: EngineConfig, depth: usize, operations: Vec<Operation>) -> [bool;
             Operation::Advance(by_ms) => world.advance(Duration::from_millis(by_ms)),
             Operation::ClearCache => world.clear_cache(),
             Operation::FailAll => world.fail_all(),
+            Operation::LetGo(n, share) => world.let_go(n, share),
         }
     }
     world.finish();
     let counters = world.engine.counters();
-    [counters.preemptions > 0, counters.prefix_hit_tokens > 0, !world.finished.is_empty()]
+    let [received, lent] = world.n_moved.map(|n| n > 0);
+    [counters.preemptions > 0, counters.prefix_hit_tokens > 0, !world.finished.is_empty(), received, lent]
 }
 
 #[test]
@@ -124,7 +130,7 @@ fn results_equal_the_naive_model_whatever_happens() {
     let cases = if std::env::var_os("TESSERA_FULL").is_some() { 20_000 } else { 600 };
     let config = Config { cases, failure_persistence: None, max_shrink_iters: 20_000, ..Config::default() };
     let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes));
-    let reached = std::cell::RefCell::new([0_u32; 3]);
+    let reached = std::cell::RefCell::new([0_u32; 5]);
     let result = runner.run(&(configs(), 1..3_usize, operations()), |(config, depth, operations)| {
         let happened = run(config, depth, operations);
         reached.borrow_mut().iter_mut().zip(happened).for_each(|(n, happened)| *n += u32::from(happened));
@@ -133,7 +139,9 @@ fn results_equal_the_naive_model_whatever_happens() {
     if let Err(error) = result {
         panic!("SEED={seed} replays this: {error}");
     }
-    let [preempted, hit, finished] = reached.into_inner();
+    let [preempted, hit, finished, received, lent] = reached.into_inner();
     eprintln!("of {cases} cases {preempted} preempted, {hit} hit the prefix cache, {finished} finished requests");
+    eprintln!("in {received} a prompt came from elsewhere, in {lent} one was computed for others");
     assert!(preempted > cases / 50 && hit > cases / 10 && finished > cases / 2, "the cases reach too little");
+    assert!(received > cases / 10 && lent > cases / 10, "prompts move too seldom");
 }

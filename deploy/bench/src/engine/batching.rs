@@ -93,6 +93,7 @@ impl Batching {
         for output in self.outputs.drain(..) {
             match output.event {
                 OutputEvent::Tokens { tokens, .. } => n_tokens += tokens.len(),
+                OutputEvent::Prefilled => {}
                 OutputEvent::Failed(error) => return Err(EngineError::Request(error)),
             }
         }
@@ -117,6 +118,7 @@ impl Batching {
             stop: StopParams { token_ids: Vec::new(), min_tokens: 0, max_tokens: u32::MAX },
             logprobs: None,
             prompt_logprobs: None,
+            prefill_on: None,
         }
     }
 }

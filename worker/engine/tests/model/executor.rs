@@ -83,6 +83,33 @@ impl Executor {
         Some((plan, output))
     }
 
+    /// Blocks that the plan received last writes, with the slot.
+    pub fn written(&self) -> Vec<(SlotId, BlockId)> {
+        let Some(received) = self.queue.back() else { return Vec::new() };
+        let sequences = received.plan.sequences.iter().zip(&received.tables);
+        let blocks = |(sequence, table): (&SequencePlan, &Vec<BlockId>)| {
+            let first = sequence.position as usize / self.block_size;
+            let last = (sequence.position as usize + sequence.query.len() - 1) / self.block_size;
+            table[first..=last].iter().map(|&block| (sequence.slot, block)).collect::<Vec<_>>()
+        };
+        sequences.flat_map(blocks).collect()
+    }
+
+    /// Writes KV from outside: the states of the first tokens, and nonsense after them.
+    pub fn fill(&mut self, table: &[BlockId], positions: std::ops::Range<usize>, states: &[u64]) {
+        for position in positions {
+            let block = table[position / self.block_size].0 as usize;
+            self.kv[block][position % self.block_size] = states.get(position).copied().or(Some(0));
+        }
+    }
+
+    /// Checks what others would read of lent blocks.
+    pub fn check_kv(&self, table: &[BlockId], states: &[u64]) {
+        for (position, &state) in states.iter().enumerate() {
+            assert_eq!(self.read(table, position), Some(state), "KV of position {position} for others");
+        }
+    }
+
     pub fn n_queued(&self) -> usize {
         self.queue.len()
     }

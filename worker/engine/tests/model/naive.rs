@@ -1,7 +1,7 @@
 //! What a request yields when it runs alone: each token is a hash of all before it and the seed.
 
-use contract::ids::{RequestId, Token};
-use contract::request::{GenerateRequest, SamplingParams, StopParams};
+use contract::ids::{DataRank, EngineId, Incarnation, RequestId, Token};
+use contract::request::{GenerateRequest, PrefillPeer, SamplingParams, StopParams};
 use contract::stream::FinishReason;
 
 pub const VOCABULARY: u64 = 11;
@@ -21,6 +21,18 @@ pub struct Ask {
     /// Output tokens of an earlier attempt.
     pub n_resumed: usize,
     pub deadline_ms: Option<u64>,
+    pub part: Part,
+}
+
+/// Which part of a request the engine computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Part {
+    #[default]
+    Whole,
+    /// What follows a prompt whose KV comes from elsewhere.
+    Decode,
+    /// The prompt's KV, for others.
+    Prefill,
 }
 
 /// What the request must yield.
@@ -96,7 +108,8 @@ pub fn expect(ask: &Ask, number: u64, length_max: usize) -> Expected {
         }
     }
     let (length, finish) = end.expect("the loop ends with it");
-    let n_resumed = ask.n_resumed.min(length.saturating_sub(n_prompt + 1));
+    let n_resumed = if ask.part == Part::Prefill { 0 } else { ask.n_resumed };
+    let n_resumed = n_resumed.min(length.saturating_sub(n_prompt + 1));
     let request = GenerateRequest {
         id: RequestId(number.into()),
         attempt: 0,
@@ -116,6 +129,10 @@ pub fn expect(ask: &Ask, number: u64, length_max: usize) -> Expected {
         stop,
         logprobs: None,
         prompt_logprobs: None,
+        prefill_on: (ask.part == Part::Decode).then(|| PrefillPeer {
+            engine: EngineId { worker: "p".into(), incarnation: Incarnation(1), data_rank: DataRank(0) },
+            address: "127.0.0.1:1".to_owned(),
+        }),
     };
     Expected { request, tokens, states, length, finish }
 }

@@ -1,6 +1,6 @@
 //! An engine, an executor, and everything that must hold between them after every operation.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
 use contract::error::RequestError;
@@ -9,10 +9,10 @@ use contract::ids::{RequestId, Token};
 use contract::kv::{KvDigest, KvEvent};
 use contract::plan::ForwardPlan;
 use contract::stream::FinishReason;
-use engine::{Engine, EngineConfig, Output, OutputEvent};
+use engine::{Engine, EngineConfig, Hold, HoldUsage, Output, OutputEvent, SequenceKey};
 
 use super::executor::Executor;
-use super::naive::{self, Ask, Expected};
+use super::naive::{self, Ask, Expected, Part};
 
 pub struct World {
     pub engine: Engine,
@@ -27,6 +27,11 @@ pub struct World {
     directory: BTreeMap<BlockHash, Option<BlockHash>>,
     kv_sequence: u64,
     n_submitted: u64,
+    /// Blocks that others use.
+    holds: Vec<Hold>,
+    prefilled: HashSet<SequenceKey>,
+    /// How often a prompt from elsewhere arrived as a whole, and how often one was computed for others.
+    pub n_moved: [u32; 2],
 }
 
 struct Live {
@@ -48,6 +53,9 @@ impl World {
             directory: BTreeMap::new(),
             kv_sequence: 0,
             n_submitted: 0,
+            holds: Vec::new(),
+            prefilled: HashSet::new(),
+            n_moved: [0; 2],
         }
     }
 
@@ -59,7 +67,10 @@ impl World {
         let (id, tokens) = (request.id, request.generated.clone());
         let n_tokens = request.prompt.len() + tokens.len();
         let is_full = self.engine.n_waiting() >= self.engine.config().max_waiting as usize;
-        let result = self.engine.submit(request, self.now);
+        let result = match ask.part {
+            Part::Whole | Part::Decode => self.engine.submit(request, self.now),
+            Part::Prefill => self.engine.submit_prefill(request, self.now),
+        };
         match &result {
             Ok(_) => {
                 assert!(n_tokens < length_max && !is_full);
@@ -88,7 +99,8 @@ impl World {
             return false;
         }
         let plan = self.engine.plan();
-        if self.executor.n_queued() == 0 && !self.live.is_empty() {
+        self.engine.drain_holds(&mut self.holds);
+        if self.executor.n_queued() == 0 && !self.live.is_empty() && self.holds.is_empty() {
             assert!(plan.is_some(), "requests are live and nothing is in flight, but nothing is planned");
         }
         let is_planned = plan.is_some();
@@ -121,7 +133,41 @@ impl World {
         }
         let n_prefill: usize = plan.sequences.iter().filter(|s| !s.is_decode()).map(|s| s.query.len()).sum();
         assert!(n_prefill <= config.prefill_budget.map_or(usize::MAX, |budget| budget as usize));
+        let slots: HashMap<_, _> = plan.sequences.iter().map(|s| (s.slot, s.query.len())).collect();
         self.executor.receive(plan);
+        self.engine.drain_holds(&mut self.holds);
+        let written: HashSet<_> = self.executor.written().into_iter().map(|(_, block)| block).collect();
+        assert!(!slots.is_empty());
+        for hold in self.holds.iter().filter(|hold| hold.usage == HoldUsage::Fill) {
+            assert!(hold.table.iter().all(|block| !written.contains(block)), "others write these blocks");
+        }
+    }
+
+    /// Others are done with the n-th hold: they have filled a share of it, or have read it.
+    pub fn let_go(&mut self, n: usize, share: f64) {
+        if self.holds.is_empty() {
+            return;
+        }
+        let hold = self.holds.remove(n % self.holds.len());
+        let states = &self.expected[&(hold.request.0 as u64)].states;
+        let (n_cached, n_tokens) = (hold.n_cached, hold.tokens.len());
+        let n_filled = n_cached + ((n_tokens - n_cached) as f64 * share).round() as usize;
+        match hold.usage {
+            HoldUsage::Fill => self.executor.fill(&hold.table, n_cached..n_tokens, &states[..n_filled]),
+            HoldUsage::Read if self.prefilled.remove(&hold.key) => {
+                self.executor.check_kv(&hold.table, &states[..n_tokens]);
+                self.n_moved[1] += 1;
+            }
+            // They gave up.
+            HoldUsage::Read => {
+                let id = hold.request;
+                self.live.remove(&id);
+            }
+        }
+        self.n_moved[0] += u32::from(hold.usage == HoldUsage::Fill && n_filled == n_tokens);
+        assert!(self.engine.let_go(hold.key, n_filled));
+        assert!(!self.engine.let_go(hold.key, n_filled), "a hold ends once");
+        self.check();
     }
 
     /// Runs and applies the oldest step; false when none is in flight.
@@ -156,17 +202,29 @@ impl World {
         self.engine.fail_all(&RequestError::Cancelled, &mut outputs);
         self.take(outputs);
         self.check();
+        self.let_all_go();
         self.check_empty();
+    }
+
+    fn let_all_go(&mut self) {
+        while !self.holds.is_empty() {
+            self.let_go(0, 1.0);
+        }
     }
 
     /// Steps, as deep as allowed, until nothing is left to do.
     pub fn finish(&mut self) {
         for _ in 0..100_000 {
             while self.plan() {}
-            if !self.apply() {
+            if self.apply() {
+                continue;
+            }
+            if self.live.is_empty() {
+                self.let_all_go();
                 self.check_empty();
                 return;
             }
+            self.let_go(0, 1.0);
         }
         panic!("requests do not end");
     }
@@ -183,6 +241,12 @@ impl World {
             let id = output.request;
             let live = self.live.get_mut(&id).expect("only live requests have news");
             let (first_position, tokens, finish, cached_tokens) = match output.event {
+                OutputEvent::Prefilled => {
+                    self.prefilled.insert(output.key);
+                    self.live.remove(&id);
+                    self.finished.push(id);
+                    continue;
+                }
                 OutputEvent::Failed(error) => {
                     if let RequestError::DeadlineExceeded { n_tokens } = error {
                         assert_eq!(n_tokens as usize, live.tokens.len());
@@ -212,7 +276,9 @@ impl World {
     }
 
     fn check(&mut self) {
+        self.engine.drain_holds(&mut self.holds);
         self.engine.check_invariants();
+        assert_eq!(self.engine.n_held(), self.holds.len());
         assert!(self.engine.blocks().is_conserved());
         assert_eq!(self.engine.n_waiting() + self.engine.n_running(), self.live.len());
         let mut events = Vec::new();

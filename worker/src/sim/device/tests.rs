@@ -138,6 +138,7 @@ impl World {
             },
             logprobs: None,
             prompt_logprobs: None,
+            prefill_on: None,
         };
         match self.engine.submit(request, Duration::ZERO) {
             Ok(_) => drop(self.due.insert(RequestId(number.into()), rest.into())),
