@@ -1,5 +1,6 @@
 //! The CPU as a device: executes at once, on its own threads, with the instruction set chosen when it is made.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,6 +12,7 @@ use crate::cpu::weight_memory::WeightMemory;
 use crate::cpu::workspace::{Activations, Locals};
 use crate::error::Result;
 use crate::memory::Mapping;
+use crate::memory::blocks::BlockMemory;
 use crate::op;
 use crate::ops::{Activation, Attention, LayerCache, Linear, Norm, Ops, Qkv, RopeTable};
 use crate::step::StepInputs;
@@ -166,6 +168,33 @@ impl CpuOps {
         let (n_rows, width) = (dims[0], dims[1]);
         machine.run(elements.len(), n_rows, &|thread, row| body(thread, row, &elements[row * width..][..width]));
         Ok(())
+    }
+
+    /// The memory of a paged cache that this device holds, for transfers between workers; `layers` have equal regions of
+    /// `[n_blocks, block]`.
+    ///
+    /// # Errors
+    /// When a region is another device's or differs from those of the first layer.
+    pub fn block_memory(&self, layers: &[LayerCache]) -> Result<BlockMemory> {
+        let access = Access { op: "block_memory", device: self.device };
+        let regions = |layer: &LayerCache| [("keys", layer.keys.clone()), ("values", layer.values.clone())];
+        let n_blocks = layers.first().and_then(|layer| layer.keys.dims().first().copied()).unwrap_or(0);
+        let bytes = |layer: &LayerCache| [layer.keys.n_bytes(), layer.values.n_bytes()];
+        let region_bytes = layers.first().map_or([0; 2], bytes);
+        let (mut addresses, mut owners) = (Vec::with_capacity(layers.len()), Vec::<Box<dyn Any + Send + Sync>>::new());
+        for layer in layers {
+            for (name, tensor) in regions(layer) {
+                access.device(name, &tensor)?;
+                let fits = tensor.dims().first() == Some(&n_blocks) && bytes(layer) == region_bytes;
+                access.shape(name, &tensor, fits, format_args!("[{n_blocks}, block] of {region_bytes:?} bytes"))?;
+                owners.push(Box::new(tensor));
+            }
+            addresses.push([layer.keys.device_address(), layer.values.device_address()]);
+        }
+        // SAFETY: the tensors are this device's, so their bytes lie in mappings of this process that the handles keep;
+        // operators make slices of a region only to reach blocks that their plan names, and who moves bytes has blocks
+        // that no plan names, as `BlockMemory` says.
+        Ok(unsafe { BlockMemory::new(addresses, n_blocks, region_bytes.map(|n| n / n_blocks.max(1)), owners) })
     }
 
     /// Takes the device for one call.

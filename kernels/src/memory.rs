@@ -1,6 +1,9 @@
 //! Large, aligned, zeroed memory that the system commits when it is touched, in huge pages where there are any.
 
+pub mod blocks;
+pub mod checksum;
 pub mod file;
+pub mod runs;
 
 use std::ptr::NonNull;
 

@@ -124,7 +124,7 @@ impl Buffer {
     ///
     /// # Safety
     /// `len` bytes at `address` are valid on `device` for reads and writes until `owner` is dropped, and only
-    /// operators of `device` touch them.
+    /// operators of `device` touch them, or a [`BlockMemory`](crate::memory::blocks::BlockMemory) it made of them.
     pub unsafe fn new(address: usize, len: usize, device: DeviceId, owner: Box<dyn Any + Send + Sync>) -> Self {
         Self { address, len, device, _owner: Some(owner) }
     }

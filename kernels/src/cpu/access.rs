@@ -99,6 +99,15 @@ impl Access {
         Err(Error::Shape { op: self.op, tensor: name, expected: expected.to_string(), actual: tensor.shape() })
     }
 
+    /// Fails unless the tensor is this device's.
+    pub(crate) fn device(&self, name: &'static str, tensor: &Tensor) -> Result<()> {
+        if tensor.device() == self.device {
+            return Ok(());
+        }
+        let (expected, actual) = (self.device, tensor.device());
+        Err(Error::Device { op: self.op, tensor: name, expected, actual })
+    }
+
     /// Fails unless `value < bound`.
     pub(crate) fn index(&self, what: &'static str, value: usize, bound: usize) -> Result<()> {
         if value < bound {
@@ -118,10 +127,7 @@ impl Access {
     }
 
     fn start<T: Element>(&self, name: &'static str, tensor: &Tensor, dtype: DType) -> Result<*const T> {
-        if tensor.device() != self.device {
-            let (expected, actual) = (self.device, tensor.device());
-            return Err(Error::Device { op: self.op, tensor: name, expected, actual });
-        }
+        self.device(name, tensor)?;
         if tensor.dtype() != dtype || dtype.bytes() != size_of::<T>() {
             return Err(Error::Dtype { op: self.op, tensor: name, actual: tensor.dtype() });
         }
