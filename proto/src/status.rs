@@ -58,6 +58,17 @@ pub fn to_status(error: &RequestError) -> Status {
     status
 }
 
+/// The whole error as bytes, as the metadata entry carries it: for connections that are no gRPC.
+pub fn to_bytes(error: &RequestError) -> Vec<u8> {
+    serde_json::to_vec(&to_wire(error)).unwrap_or_default()
+}
+
+/// Reads an error back; bytes that `to_bytes` did not make are an internal error of the peer.
+pub fn from_bytes(bytes: &[u8]) -> RequestError {
+    let parsed = serde_json::from_slice::<Wire<'_>>(bytes).map(from_wire);
+    parsed.unwrap_or_else(|error| RequestError::Internal(format!("the peer's error cannot be read: {error}")))
+}
+
 /// Reads a status back; one that did not come from `to_status` becomes the variant that its code is nearest to.
 pub fn from_status(status: &Status) -> RequestError {
     let carried = status.metadata().get_bin(ERROR_KEY).and_then(|value| value.to_bytes().ok());
@@ -234,7 +245,9 @@ mod tests {
             let status = to_status(&error);
             assert_eq!(status.message(), error.to_string());
             assert_eq!(from_status(&status), error);
+            assert_eq!(from_bytes(&to_bytes(&error)), error);
         }
+        assert!(matches!(from_bytes(b"no error"), RequestError::Internal(_)));
     }
 
     #[test]

@@ -879,3 +879,196 @@ pub mod worker_server {
         const NAME: &'static str = SERVICE_NAME;
     }
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TransferMessage {
+    #[prost(oneof = "transfer_message::Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
+    pub kind: ::core::option::Option<transfer_message::Kind>,
+}
+/// Nested message and enum types in `TransferMessage`.
+pub mod transfer_message {
+    #[derive(Clone, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Kind {
+        #[prost(message, tag = "1")]
+        Open(super::TransferOpen),
+        #[prost(message, tag = "2")]
+        Accept(super::TransferAccept),
+        #[prost(message, tag = "3")]
+        Ring(super::TransferRing),
+        #[prost(message, tag = "4")]
+        RingOpened(super::TransferRingOpened),
+        #[prost(message, tag = "5")]
+        Order(super::TransferOrder),
+        #[prost(message, tag = "6")]
+        Done(super::TransferDone),
+        #[prost(message, tag = "7")]
+        Failed(super::TransferFailed),
+        #[prost(message, tag = "8")]
+        Ack(super::TransferAck),
+        #[prost(message, tag = "9")]
+        Taken(super::TransferTaken),
+    }
+}
+/// How a worker's blocks lie, and which of the model's heads they hold.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct KvShare {
+    /// "HeadsFirst" or "TokensFirst".
+    #[prost(string, tag = "1")]
+    pub order: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "2")]
+    pub n_layers: u32,
+    #[prost(uint32, tag = "3")]
+    pub kv_heads: u32,
+    #[prost(uint32, tag = "4")]
+    pub block_size: u32,
+    #[prost(uint32, tag = "5")]
+    pub key_dim: u32,
+    #[prost(uint32, tag = "6")]
+    pub value_dim: u32,
+    /// "f32", "bf16", "f16" or "int8".
+    #[prost(string, tag = "7")]
+    pub dtype: ::prost::alloc::string::String,
+    /// The first of the model's heads that this rank holds.
+    #[prost(uint32, tag = "8")]
+    pub first_head: u32,
+}
+/// First message of the decode worker.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TransferOpen {
+    #[prost(uint32, tag = "1")]
+    pub version: u32,
+    /// Whom it means, this life of it.
+    #[prost(message, optional, tag = "2")]
+    pub prefill: ::core::option::Option<EngineId>,
+    #[prost(message, optional, tag = "3")]
+    pub decode: ::core::option::Option<EngineId>,
+    #[prost(message, optional, tag = "4")]
+    pub identity: ::core::option::Option<ModelIdentity>,
+    #[prost(message, optional, tag = "5")]
+    pub share: ::core::option::Option<KvShare>,
+}
+/// The prefill worker's answer when both can be a pair.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TransferAccept {
+    #[prost(message, optional, tag = "1")]
+    pub share: ::core::option::Option<KvShare>,
+    /// Changes with each start of the machine's system.
+    #[prost(string, tag = "2")]
+    pub boot_id: ::prost::alloc::string::String,
+    #[prost(uint32, tag = "3")]
+    pub pid: u32,
+    /// Random bytes, and where they lie in that process: who can read them there may read its blocks.
+    #[prost(bytes = "vec", tag = "4")]
+    pub proof: ::prost::alloc::vec::Vec<u8>,
+    #[prost(uint64, tag = "5")]
+    pub proof_address: u64,
+    /// The pool: address of each layer's key region, then of its value region.
+    #[prost(uint64, repeated, tag = "6")]
+    pub region_addresses: ::prost::alloc::vec::Vec<u64>,
+    #[prost(uint32, tag = "7")]
+    pub n_blocks: u32,
+}
+/// A file in memory of the decode worker, offered where its peer's memory may not be read.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TransferRing {
+    #[prost(uint32, tag = "1")]
+    pub pid: u32,
+    #[prost(uint32, tag = "2")]
+    pub descriptor: u32,
+    #[prost(uint64, tag = "3")]
+    pub n_bytes: u64,
+    /// What the file begins with.
+    #[prost(bytes = "vec", tag = "4")]
+    pub proof: ::prost::alloc::vec::Vec<u8>,
+}
+/// Whether the prefill worker could open it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TransferRingOpened {
+    #[prost(bool, tag = "1")]
+    pub is_open: bool,
+}
+/// A prompt whose keys and values the decode worker wants.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TransferOrder {
+    /// 16 bytes.
+    #[prost(bytes = "vec", tag = "1")]
+    pub request_id: ::prost::alloc::vec::Vec<u8>,
+    #[prost(uint32, tag = "2")]
+    pub attempt: u32,
+    /// Those of all tokens but the last are wanted.
+    #[prost(uint32, repeated, tag = "3")]
+    pub prompt: ::prost::alloc::vec::Vec<u32>,
+    /// The first block that the decode worker lacks.
+    #[prost(uint32, tag = "4")]
+    pub first_block: u32,
+    #[prost(string, tag = "5")]
+    pub cache_salt: ::prost::alloc::string::String,
+    #[prost(string, tag = "6")]
+    pub adapter: ::prost::alloc::string::String,
+    #[prost(string, tag = "7")]
+    pub tenant: ::prost::alloc::string::String,
+    #[prost(sint32, tag = "8")]
+    pub priority: i32,
+    /// Time left for all of it.
+    #[prost(uint64, tag = "9")]
+    pub deadline_ms: u64,
+    /// Longest time to keep blocks that are computed and not acknowledged.
+    #[prost(uint64, tag = "10")]
+    pub lease_ms: u64,
+    #[prost(enumeration = "TransferWay", tag = "11")]
+    pub way: i32,
+}
+/// All was sent.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TransferDone {}
+/// All was received; the prefill worker may let go of the blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TransferAck {}
+/// The ring has room again: bytes taken from it since the last such message.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TransferTaken {
+    #[prost(uint64, tag = "1")]
+    pub n_bytes: u64,
+}
+/// What was asked for cannot be done.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TransferFailed {
+    /// The error as `tessera-error-bin` carries it.
+    #[prost(bytes = "vec", tag = "1")]
+    pub error: ::prost::alloc::vec::Vec<u8>,
+}
+/// How keys and values are moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum TransferWay {
+    Unspecified = 0,
+    /// Over the connection itself.
+    Tcp = 1,
+    /// The decode worker reads the prefill worker's memory.
+    Pull = 2,
+    /// Through a file in memory that the decode worker made.
+    Ring = 3,
+}
+impl TransferWay {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "TRANSFER_WAY_UNSPECIFIED",
+            Self::Tcp => "TRANSFER_WAY_TCP",
+            Self::Pull => "TRANSFER_WAY_PULL",
+            Self::Ring => "TRANSFER_WAY_RING",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "TRANSFER_WAY_UNSPECIFIED" => Some(Self::Unspecified),
+            "TRANSFER_WAY_TCP" => Some(Self::Tcp),
+            "TRANSFER_WAY_PULL" => Some(Self::Pull),
+            "TRANSFER_WAY_RING" => Some(Self::Ring),
+            _ => None,
+        }
+    }
+}

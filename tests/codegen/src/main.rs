@@ -8,8 +8,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use prost::Message as _;
 
-const PROTOS: [&str; 3] =
-    ["tessera/inference/v1/inference.proto", "tessera/worker/v1/worker.proto", "tessera/cluster/v1/cluster.proto"];
+const PROTOS: [&str; 4] = [
+    "tessera/inference/v1/inference.proto",
+    "tessera/worker/v1/worker.proto",
+    "tessera/worker/v1/transfer.proto",
+    "tessera/cluster/v1/cluster.proto",
+];
 
 fn main() -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize()?;
