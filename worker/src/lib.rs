@@ -17,11 +17,14 @@ mod run;
 pub mod sampler;
 mod service;
 pub mod sim;
+#[expect(dead_code, reason = "the engine's side of it is not built yet")]
+mod transfer;
 
 pub use config::Config;
 pub use engine_loop::EngineFailure;
 pub use error::Error;
 pub use run::run;
+pub use transfer::{TransferConfig, Way};
 
 #[cfg(test)]
 mod tests;

@@ -194,6 +194,16 @@ metrics! {
     /// Prompt tokens looked up in the prefix cache; `result` is hit or miss.
     KV_CACHE_PREFIX_TOKENS = Counter, Count, "tessera.kv_cache.prefix.tokens", ["result"],
         "Prompt tokens found in the prefix cache or not";
+    /// Keys and values that moved between workers; `direction` is sent or received, `way` is tcp, pull or ring. What is
+    /// pulled counts as sent when it is announced.
+    KV_TRANSFER_BYTES = Counter, Bytes, "tessera.kv_transfer.bytes", ["direction", "way"],
+        "Keys and values moved between workers, by direction and way";
+    /// Orders of a decode worker as they ended; `result` is ok or why not.
+    KV_TRANSFER_FETCHES = Counter, Count, "tessera.kv_transfer.fetches", ["result"],
+        "Prompts ordered from prefill workers, by how the transfer ended";
+    /// Frames of blocks that nobody waited for.
+    KV_TRANSFER_FRAMES_DROPPED = Counter, Count, "tessera.kv_transfer.frames.dropped", ["reason"],
+        "Received frames of blocks that were not wanted, by reason";
     /// Leases kept; `state` is held or lost.
     MEMBERSHIP_LEASES = Gauge, Count, "tessera.membership.leases", ["state"],
         "Membership leases of this process, by state";

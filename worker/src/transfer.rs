@@ -1,0 +1,130 @@
+//! Moves keys and values between two workers' block pools.
+//!
+//! The decode worker connects, orders a prompt's keys and values, and takes them layer by layer into blocks that its
+//! engine has reserved; the prefill worker computes and sends, or lets its memory be read.
+//!
+//! | file | holds |
+//! |---|---|
+//! | `endpoint`, `config`, `metrics` | what both sides know of this worker, and what is counted |
+//! | `frame`, `message`, `link` | what a connection carries, and the connection |
+//! | `share` | which bytes of two pools mean the same |
+//! | `listen`, `send`, `throttle` | the prefill worker's side |
+//! | `client`, `fetch`, `receive` | the decode worker's side |
+
+pub(crate) mod client;
+mod config;
+pub(crate) mod endpoint;
+pub(crate) mod fetch;
+mod frame;
+mod link;
+pub(crate) mod listen;
+mod message;
+mod metrics;
+mod receive;
+mod send;
+mod share;
+#[cfg(test)]
+mod tests;
+mod throttle;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use contract::error::RequestError;
+use contract::ids::{BlockId, EngineId, RequestId, TenantId, Token};
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+pub use config::TransferConfig;
+pub(crate) use share::Share;
+
+/// How blocks are moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Way {
+    /// Over the connection.
+    Tcp,
+    /// The decode worker reads the prefill worker's memory: one host, and the system must permit it.
+    Pull,
+    /// Through a file in memory: one host.
+    Ring,
+}
+
+/// A prompt that a decode worker wants computed.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Order {
+    /// The request.
+    pub(crate) request: RequestId,
+    /// Counts its placements.
+    pub(crate) attempt: u32,
+    /// Keys and values of all tokens but the last are wanted.
+    pub(crate) prompt: Vec<Token>,
+    /// The first block, by index in the sequence, that the decode worker lacks.
+    pub(crate) first_block: u32,
+    /// Separates cached prefixes; empty is none.
+    pub(crate) cache_salt: String,
+    /// Adapter by name; empty is none.
+    pub(crate) adapter: String,
+    /// Whoever pays.
+    pub(crate) tenant: TenantId,
+    /// Lower runs first.
+    pub(crate) priority: i32,
+    /// Time left for all of it, from connecting to the last block; milliseconds count.
+    pub(crate) deadline: Duration,
+    /// Longest time that the prefill worker keeps computed blocks without an acknowledgement; milliseconds count.
+    pub(crate) lease: Duration,
+}
+
+impl Order {
+    /// Tokens whose keys and values are wanted.
+    pub(crate) fn n_tokens(&self) -> u32 {
+        u32::try_from(self.prompt.len().saturating_sub(1)).unwrap_or(u32::MAX)
+    }
+}
+
+/// The prefill worker's engine, as transfers see it.
+pub(crate) trait PrefillSource: Send + Sync + 'static {
+    /// Queues a prompt; its progress is told through the ticket.
+    ///
+    /// Dropping the future or the ticket aborts it and lets its blocks go. While the ticket lives, no block of
+    /// its table is written to where it is complete, nor given to another sequence.
+    ///
+    /// # Errors
+    /// When the engine does not take it.
+    fn begin(&self, order: Order) -> impl Future<Output = Result<Ticket, RequestError>> + Send;
+}
+
+/// A prompt that is being computed for a peer.
+pub(crate) struct Ticket {
+    /// How far it is; a sender that goes away before the prompt is complete has failed.
+    pub(crate) progress: watch::Receiver<Progress>,
+    /// Whatever keeps the blocks.
+    pub(crate) guard: Box<dyn Send>,
+}
+
+/// How far a prompt is.
+#[derive(Clone, Debug)]
+pub(crate) struct Progress {
+    /// Its blocks from the first on; grows as chunks are planned, and what is there stays.
+    pub(crate) table: Arc<[BlockId]>,
+    /// For each layer, the tokens from the prompt's start whose keys and values are complete; never less than before.
+    pub(crate) tokens_by_layer: Arc<[u32]>,
+    /// Why it will get no further.
+    pub(crate) failed: Option<RequestError>,
+}
+
+/// Whom a decode worker orders from.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Peer {
+    /// Where it listens for transfers, `host:port`.
+    pub(crate) address: String,
+    /// The engine, this life of it.
+    pub(crate) engine: EngineId,
+}
+
+/// Blocks that the decode worker's engine keeps for one transfer.
+#[derive(Clone, Debug)]
+pub(crate) struct Reservation {
+    /// In the order of the sequence, the first of them for the order's `first_block`; enough for all wanted tokens.
+    pub(crate) blocks: Vec<BlockId>,
+}

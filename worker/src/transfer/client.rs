@@ -1,0 +1,131 @@
+//! The decode worker's side: connections to prefill workers, kept for the next order.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use contract::ids::Incarnation;
+use daemon::clock;
+use tokio::net::TcpStream;
+use tokio::time::{Instant as Deadline, timeout_at};
+
+use super::endpoint::Endpoint;
+use super::fetch::{Fetch, FetchError, FetchFailure};
+use super::link::{Link, LinkError};
+use super::message::{Message, Open, VERSION};
+use super::{Order, Peer, Reservation, Share, Way};
+
+/// Peers to whom idle connections are kept; beyond it none is kept to another.
+const PEERS_MAX: usize = 256;
+
+/// A connection to a peer that has agreed to be one.
+pub(super) struct Connection {
+    pub(super) link: Link,
+    /// The peer's life.
+    pub(super) incarnation: Incarnation,
+    /// The peer's part.
+    pub(super) theirs: Share,
+    pub(super) way: Way,
+    used_at: Instant,
+}
+
+/// Orders prompts from prefill workers.
+pub(crate) struct Client {
+    endpoint: Arc<Endpoint>,
+    idle: Mutex<HashMap<Peer, Vec<Connection>>>,
+}
+
+impl Client {
+    /// Orders for the engine that `endpoint` describes.
+    pub(crate) fn new(endpoint: Arc<Endpoint>) -> Self {
+        Self { endpoint, idle: Mutex::default() }
+    }
+
+    /// Has `peer` compute a prompt and takes its blocks into `reservation`, within the order's deadline.
+    ///
+    /// Only this future writes to the reserved blocks, and only while it is polled: once it has returned or was dropped,
+    /// nothing of the transfer touches them any more. To cancel is to drop it; the peer learns by the closed connection.
+    /// Until then the engine must not give the blocks away, nor the pool's memory go.
+    ///
+    /// # Errors
+    /// What happened, and how many leading blocks are complete and may be used.
+    pub(crate) async fn fetch(&self, peer: &Peer, order: &Order, reservation: &Reservation) -> Result<(), FetchError> {
+        let result = self.fetch_uncounted(peer, order, reservation).await;
+        self.endpoint.metrics.fetched(result.as_ref().map_or_else(|error| error.reason.name(), |()| "ok"));
+        result
+    }
+
+    async fn fetch_uncounted(&self, peer: &Peer, order: &Order, reservation: &Reservation) -> Result<(), FetchError> {
+        let until = Deadline::from_std(clock::now() + order.deadline);
+        let connected = match self.idle_connection(peer) {
+            Some(connection) => Ok(connection),
+            None => self.connect(peer, until).await,
+        };
+        let connection = connected.map_err(|reason| FetchError { blocks_complete: 0, reason })?;
+        let result = Fetch::new(&self.endpoint, &connection, order, reservation, until).run().await;
+        // After any other error it is unknown what comes next on the connection.
+        if matches!(&result, Ok(()) | Err(FetchError { reason: FetchFailure::Refused(_), .. })) {
+            self.keep(peer, connection);
+        }
+        result
+    }
+
+    async fn connect(&self, peer: &Peer, until: Deadline) -> Result<Connection, FetchFailure> {
+        let Endpoint { engine, identity, share, config, .. } = &*self.endpoint;
+        let until = until.min(Deadline::from_std(clock::now() + config.pairing_timeout()));
+        let connected = match timeout_at(until, TcpStream::connect(&peer.address)).await {
+            Ok(connected) => connected.and_then(Link::new),
+            Err(_) => Err(io::ErrorKind::TimedOut.into()),
+        };
+        let link = connected.map_err(|source| FetchFailure::Unreachable { address: peer.address.clone(), source })?;
+        let open = Open {
+            version: VERSION,
+            prefill: peer.engine.clone(),
+            decode: engine.clone(),
+            identity: identity.clone(),
+            share: *share,
+        };
+        link.say(&Message::Open(open), until).await?;
+        let accept = match link.hear(until).await? {
+            Message::Accept(accept) => accept,
+            Message::Failed(error) => return Err(FetchFailure::Refused(error)),
+            other => return Err(LinkError::Unexpected(format!("{other:?} instead of an acceptance")).into()),
+        };
+        share.check_source(&accept.share)?;
+        let (incarnation, theirs) = (peer.engine.incarnation, accept.share);
+        Ok(Connection { link, incarnation, theirs, way: Way::Tcp, used_at: clock::now() })
+    }
+
+    /// Takes the connection to a peer that was used last, if one still stands.
+    fn idle_connection(&self, peer: &Peer) -> Option<Connection> {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = idle.get_mut(peer)?;
+        // The other side closes it later than this one gives it up.
+        let age_max = self.endpoint.config.idle_timeout() / 2;
+        let now = clock::now();
+        let is_good =
+            |connection: &Connection| now.duration_since(connection.used_at) < age_max && !connection.link.has_input();
+        let found = std::iter::from_fn(|| kept.pop()).find(is_good);
+        if kept.is_empty() {
+            idle.remove(peer);
+        }
+        found
+    }
+
+    fn keep(&self, peer: &Peer, connection: Connection) {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let (now, age_max) = (clock::now(), self.endpoint.config.idle_timeout() / 2);
+        idle.retain(|_, kept| {
+            kept.retain(|connection| now.duration_since(connection.used_at) < age_max);
+            !kept.is_empty()
+        });
+        if idle.len() >= PEERS_MAX && !idle.contains_key(peer) {
+            return;
+        }
+        let kept = idle.entry(peer.clone()).or_default();
+        if kept.len() < self.endpoint.config.idle_per_peer_max as usize {
+            kept.push(Connection { used_at: now, ..connection });
+        }
+    }
+}

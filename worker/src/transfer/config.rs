@@ -1,0 +1,54 @@
+//! How keys and values travel between workers, as operators may say.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::Way;
+
+/// The `[worker.transfer]` table.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct TransferConfig {
+    /// Ways to move blocks, the best first; the first that two workers can use is used. A pair that can use none of them
+    /// does not exchange blocks.
+    pub ways: Vec<Way>,
+    /// Most bytes a second that this worker sends to all others together; absent is as fast as it goes.
+    pub bytes_per_s_max: Option<u64>,
+    /// Bytes of the ring of one connection, where that is the way.
+    pub ring_bytes: u64,
+    /// Connections from other workers at once; beyond it they are closed.
+    pub connections_max: u32,
+    /// Idle connections kept to one other worker.
+    pub idle_per_peer_max: u32,
+    /// Longest time to connect to a worker and agree with it, in milliseconds.
+    pub pairing_timeout_ms: u64,
+    /// How long a connection is kept without an order, in milliseconds.
+    pub idle_timeout_ms: u64,
+}
+
+impl Default for TransferConfig {
+    fn default() -> Self {
+        Self {
+            ways: vec![Way::Pull, Way::Ring, Way::Tcp],
+            bytes_per_s_max: None,
+            ring_bytes: 4 << 20,
+            connections_max: 64,
+            idle_per_peer_max: 4,
+            pairing_timeout_ms: 1_000,
+            idle_timeout_ms: 60_000,
+        }
+    }
+}
+
+impl TransferConfig {
+    /// Longest time to connect and agree.
+    pub(super) fn pairing_timeout(&self) -> Duration {
+        Duration::from_millis(self.pairing_timeout_ms)
+    }
+
+    /// How long the listening side keeps an idle connection.
+    pub(super) fn idle_timeout(&self) -> Duration {
+        Duration::from_millis(self.idle_timeout_ms)
+    }
+}

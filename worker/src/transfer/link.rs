@@ -1,0 +1,185 @@
+//! One connection between two workers: frames in and out, each wait with a deadline.
+
+use std::io;
+use std::os::fd::AsFd as _;
+
+use kernels::memory::checksum::Checksum;
+use kernels::memory::runs::Runs;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt;
+use thiserror::Error;
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout_at};
+
+use super::frame::{HEADER_BYTES, Header, HeaderError, Kind};
+use super::message::{MESSAGE_BYTES_MAX, Message, MessageError};
+
+/// Bytes that the system may hold of a connection, on each side: enough to keep both sides copying, little enough to
+/// stay in a core's cache.
+const SOCKET_BYTES: usize = 1 << 20;
+
+/// A connection; reading and writing may go on at the same time, each by one task.
+#[derive(Debug)]
+pub(super) struct Link {
+    stream: TcpStream,
+}
+
+/// A connection can be used no longer.
+#[derive(Debug, Error)]
+pub(crate) enum LinkError {
+    /// The peer closed it, or its process ended.
+    #[error("the peer closed the connection")]
+    Closed,
+    /// The system says so.
+    #[error("the connection failed")]
+    Io(#[source] io::Error),
+    /// The deadline passed.
+    #[error("the deadline passed")]
+    Late,
+    /// What came is no frame.
+    #[error(transparent)]
+    Header(#[from] HeaderError),
+    /// What came is no message.
+    #[error(transparent)]
+    Message(#[from] MessageError),
+    /// A frame or message that has no place here.
+    #[error("unexpected: {0}")]
+    Unexpected(String),
+}
+
+impl From<io::Error> for LinkError {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe | io::ErrorKind::UnexpectedEof => Self::Closed,
+            _ => Self::Io(error),
+        }
+    }
+}
+
+impl Link {
+    pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nodelay(true)?;
+        sockopt::set_socket_send_buffer_size(&stream, SOCKET_BYTES)?;
+        sockopt::set_socket_recv_buffer_size(&stream, SOCKET_BYTES)?;
+        Ok(Self { stream })
+    }
+
+    /// Whether the peer has closed the connection or its process ended, whatever is still to be read; asks the system.
+    pub(super) fn is_closed(&self) -> bool {
+        let mut polled = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let over = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        !matches!(poll(&mut polled, Some(&at_once)), Ok(0)) && polled[0].revents().intersects(over)
+    }
+
+    /// Whether something waits to be read; asks the system.
+    pub(super) fn has_input(&self) -> bool {
+        let mut polled = [PollFd::new(&self.stream, PollFlags::IN)];
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        !matches!(poll(&mut polled, Some(&at_once)), Ok(0))
+    }
+
+    pub(super) async fn say(&self, message: &Message, until: Instant) -> Result<(), LinkError> {
+        let bytes = message.encode();
+        self.write(&[&Header::of_message(&bytes).to_bytes(), &bytes[..]].concat(), until).await
+    }
+
+    /// Sends bytes that a frame consists of.
+    pub(super) async fn write(&self, bytes: &[u8], until: Instant) -> Result<(), LinkError> {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            by(until, self.stream.writable()).await?;
+            match self.stream.try_write(rest) {
+                Ok(n_bytes) => rest = &rest[n_bytes..],
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a header and blocks straight from the pool.
+    pub(super) async fn write_blocks(&self, header: &Header, runs: &Runs, until: Instant) -> Result<(), LinkError> {
+        let head = header.to_bytes();
+        let (mut at, end) = (0, head.len() + runs.n_bytes());
+        while at < end {
+            let send = || runs.send(self.stream.as_fd(), &head, at);
+            at += by(until, self.stream.async_io(Interest::WRITABLE, send)).await?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn read_header(&self, until: Instant) -> Result<Header, LinkError> {
+        let mut bytes = [0; HEADER_BYTES];
+        self.read(&mut bytes, until).await?;
+        Ok(Header::from_bytes(&bytes)?)
+    }
+
+    /// Reads what follows a message's header.
+    pub(super) async fn read_message(&self, header: &Header, until: Instant) -> Result<Message, LinkError> {
+        if header.kind != Kind::Message || header.payload_bytes > MESSAGE_BYTES_MAX {
+            return Err(LinkError::Unexpected(format!("{:?} of {} bytes", header.kind, header.payload_bytes)));
+        }
+        let mut bytes = vec![0; header.payload_bytes as usize];
+        self.read(&mut bytes, until).await?;
+        let (stated, actual) = (header.payload_sum, Checksum::of(&bytes));
+        if stated != actual {
+            return Err(HeaderError::Checksum { stated, actual }.into());
+        }
+        Ok(Message::decode(&bytes)?)
+    }
+
+    /// Reads the next frame, which must be a message.
+    pub(super) async fn hear(&self, until: Instant) -> Result<Message, LinkError> {
+        let header = self.read_header(until).await?;
+        self.read_message(&header, until).await
+    }
+
+    pub(super) async fn read(&self, bytes: &mut [u8], until: Instant) -> Result<(), LinkError> {
+        let mut at = 0;
+        while at < bytes.len() {
+            by(until, self.stream.readable()).await?;
+            match self.stream.try_read(&mut bytes[at..]) {
+                Ok(0) => return Err(LinkError::Closed),
+                Ok(n_bytes) => at += n_bytes,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives blocks straight into the pool and sums them while they are in the cache.
+    pub(super) async fn read_blocks(&self, runs: &Runs, until: Instant) -> Result<u64, LinkError> {
+        let (mut at, mut checksum) = (0, Checksum::new());
+        while at < runs.n_bytes() {
+            let receive = || runs.receive(self.stream.as_fd(), at);
+            let n_bytes = by(until, self.stream.async_io(Interest::READABLE, receive)).await?;
+            if n_bytes == 0 {
+                return Err(LinkError::Closed);
+            }
+            runs.sum(at, n_bytes, &mut checksum);
+            at += n_bytes;
+        }
+        Ok(checksum.value())
+    }
+
+    /// Reads bytes that nobody wants.
+    pub(super) async fn skip(&self, mut n_bytes: u64, until: Instant) -> Result<(), LinkError> {
+        let mut scratch = vec![0; (64 << 10).min(n_bytes as usize)];
+        while n_bytes > 0 {
+            let part = n_bytes.min(scratch.len() as u64);
+            self.read(&mut scratch[..part as usize], until).await?;
+            n_bytes -= part;
+        }
+        Ok(())
+    }
+}
+
+async fn by<T>(until: Instant, what: impl Future<Output = io::Result<T>>) -> Result<T, LinkError> {
+    match timeout_at(until, what).await {
+        Ok(result) => Ok(result?),
+        Err(_) => Err(LinkError::Late),
+    }
+}

@@ -1,0 +1,142 @@
+//! Sends a prompt's blocks as they are ready, layer by layer, while later layers and chunks still compute.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use contract::error::RequestError;
+use contract::ids::BlockId;
+use daemon::clock;
+use kernels::memory::checksum::Checksum;
+use kernels::memory::runs::Runs;
+use thiserror::Error;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use super::endpoint::Endpoint;
+use super::frame::{Header, Kind};
+use super::link::{Link, LinkError};
+use super::{Order, Progress, Share, Way};
+
+/// Payload of a frame, unless a single block is larger: long enough that headers cost nothing, short enough that what
+/// was summed is still in the cache when it is sent.
+pub(super) const FRAME_BYTES: usize = 256 << 10;
+
+/// Why not all was sent.
+#[derive(Debug, Error)]
+pub(super) enum SendError {
+    /// The peer cannot be told anything more.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// The peer is to be told this.
+    #[error("the prompt cannot be computed")]
+    Source(#[from] RequestError),
+}
+
+/// One order on its way.
+pub(super) struct Sending<'a> {
+    pub(super) endpoint: &'a Endpoint,
+    pub(super) link: &'a Link,
+    pub(super) order: &'a Order,
+    /// The decode worker's part.
+    pub(super) theirs: Share,
+    pub(super) until: Instant,
+}
+
+impl Sending<'_> {
+    /// Sends every wanted block of every layer.
+    pub(super) async fn blocks(&self, progress: &mut watch::Receiver<Progress>) -> Result<(), SendError> {
+        let block_size = self.endpoint.share.layout.block_size;
+        let n_tokens = self.order.n_tokens();
+        let heads = self.endpoint.share.shared_heads(&self.theirs);
+        let block_bytes = self.endpoint.share.block_bytes(&heads);
+        let frame_blocks = (FRAME_BYTES / block_bytes.max(1)).max(1) as u32;
+        let n_blocks = n_tokens.div_ceil(block_size);
+        let first = self.order.first_block.min(n_blocks);
+        let mut sent = vec![first; self.endpoint.share.layout.n_layers as usize];
+        let mut runs = self.endpoint.memory.runs();
+        loop {
+            // What changes from here on is seen by this pass or by the next.
+            let failed = progress.borrow_and_update().failed.clone();
+            if let Some(error) = failed {
+                return Err(error.into());
+            }
+            let mut is_moving = false;
+            for (layer, sent) in sent.iter_mut().enumerate() {
+                while let Some((table, ready)) = self.ready(progress, layer, *sent, n_tokens) {
+                    let blocks = *sent..ready.min(*sent + frame_blocks);
+                    *sent = blocks.end;
+                    self.frame(layer as u32, blocks, &table, &heads, &mut runs).await?;
+                    is_moving = true;
+                }
+            }
+            if sent.iter().all(|&sent| sent == n_blocks) {
+                return Ok(());
+            }
+            if !is_moving {
+                self.changed(progress).await?;
+            }
+        }
+    }
+
+    /// The table and the end of what is ready of a layer, when that is more than was sent.
+    fn ready(
+        &self,
+        progress: &watch::Receiver<Progress>,
+        layer: usize,
+        sent: u32,
+        n_tokens: u32,
+    ) -> Option<(Arc<[BlockId]>, u32)> {
+        let progress = progress.borrow();
+        let block_size = self.endpoint.share.layout.block_size;
+        let complete = progress.tokens_by_layer.get(layer).copied().unwrap_or(0);
+        // The last block may be partial; it goes when its last token is there.
+        let ready = if complete >= n_tokens { n_tokens.div_ceil(block_size) } else { complete / block_size };
+        let ready = ready.min(progress.table.len() as u32);
+        (ready > sent).then(|| (Arc::clone(&progress.table), ready))
+    }
+
+    async fn changed(&self, progress: &mut watch::Receiver<Progress>) -> Result<(), SendError> {
+        match timeout_at(self.until, progress.changed()).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) => Err(RequestError::Internal("the engine dropped a prefill".to_owned()).into()),
+            Err(_) => Err(LinkError::Late.into()),
+        }
+    }
+
+    async fn frame(
+        &self,
+        layer: u32,
+        blocks: Range<u32>,
+        table: &[BlockId],
+        heads: &Range<u32>,
+        runs: &mut Runs,
+    ) -> Result<(), SendError> {
+        let Endpoint { share, engine, throttle, metrics, .. } = self.endpoint;
+        let listed = share.list(heads, layer, &table[blocks.start as usize..blocks.end as usize], runs);
+        listed.map_err(|error| RequestError::Internal(format!("the engine's table is wrong: {error}")))?;
+        if let Some(passed_at) = throttle.passed_at(runs.n_bytes() as u64, clock::now()) {
+            let passed_at = Instant::from_std(passed_at);
+            if passed_at > self.until {
+                return Err(LinkError::Late.into());
+            }
+            sleep_until(passed_at).await;
+        }
+        let mut checksum = Checksum::new();
+        runs.sum(0, runs.n_bytes(), &mut checksum);
+        let header = Header {
+            kind: Kind::Blocks,
+            incarnation: engine.incarnation,
+            pairing: share.pairing(&self.theirs),
+            request: self.order.request,
+            attempt: self.order.attempt,
+            layer,
+            first_block: blocks.start,
+            n_blocks: blocks.end - blocks.start,
+            payload_bytes: runs.n_bytes() as u64,
+            payload_sum: checksum.value(),
+        };
+        self.link.write_blocks(&header, runs, self.until).await?;
+        metrics.sent(Way::Tcp, header.payload_bytes);
+        Ok(())
+    }
+}
