@@ -14,6 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::admission::AdmissionSettings;
 use crate::error::Error;
+use crate::resume::Budget;
 use crate::route::directory::PrefixDirectory;
 use crate::route::placer::PlacerSettings;
 
@@ -93,9 +94,13 @@ pub struct Limits {
 pub struct WorkerSettings {
     /// Connections to workers and schedulers.
     pub channel: ChannelOptions,
-    /// Placements of one choice at most.
+    /// Placements of one choice at most before its first token.
     #[serde(deserialize_with = "at_least_one")]
     pub n_attempts_max: u32,
+    /// Times that one choice goes on at another worker after its first token; 0 lets it end with its worker.
+    pub n_migrations_max: u32,
+    /// Longest wait of a choice that has lost its worker for one that is ready, where there is none.
+    pub resume_wait_ms_max: u64,
     /// Longest wait for a worker to describe itself or to begin a watch.
     #[serde(deserialize_with = "at_least_one")]
     pub handshake_timeout_ms: u64,
@@ -182,6 +187,8 @@ impl Default for WorkerSettings {
         Self {
             channel: ChannelOptions::default(),
             n_attempts_max: 3,
+            n_migrations_max: 16,
+            resume_wait_ms_max: 10_000,
             handshake_timeout_ms: 5_000,
             kv_silence_ms_max: 3_000,
             backoff_ms_min: 50,
@@ -198,6 +205,18 @@ impl Default for WorkerSettings {
 }
 
 impl WorkerSettings {
+    /// A connection to a worker, which also calls that outlive the watch notice to be silent, within the same time.
+    pub(crate) fn channel_to_worker(&self) -> ChannelOptions {
+        let interval_ms = self.channel.keepalive_interval_ms.min(self.kv_silence_ms_max.div_ceil(3));
+        let timeout_ms = self.channel.keepalive_timeout_ms.min(self.kv_silence_ms_max - self.kv_silence_ms_max / 3);
+        ChannelOptions { keepalive_interval_ms: interval_ms, keepalive_timeout_ms: timeout_ms, ..self.channel.clone() }
+    }
+
+    /// How often one choice may be placed.
+    pub(crate) fn budget(&self) -> Budget {
+        Budget { n_attempts_max: self.n_attempts_max, n_migrations_max: self.n_migrations_max }
+    }
+
     pub(crate) fn ledger_grace(&self) -> Duration {
         Duration::from_millis(self.ledger_grace_ms)
     }

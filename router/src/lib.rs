@@ -10,6 +10,7 @@ pub mod error;
 mod generate;
 mod metrics;
 pub mod model;
+pub mod resume;
 pub mod route;
 mod run;
 pub mod text;

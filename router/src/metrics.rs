@@ -27,6 +27,7 @@ pub(crate) struct Metrics {
     pub(crate) directory_bytes: Gauge,
     pub(crate) promises_missed: Counter,
     pub(crate) mismatches: Counter,
+    migrations_across: Counter,
     prediction_error: Histogram,
     input: Counter,
     cached: Counter,
@@ -62,6 +63,7 @@ impl Metrics {
             directory_bytes: scope.gauge(&names::DIRECTORY_MEMORY, &[]),
             promises_missed: scope.counter(&names::DIRECTORY_PROMISES_MISSED, &[]),
             mismatches: scope.counter(&names::IDENTITY_MISMATCHES, &[]),
+            migrations_across: scope.counter(&names::ROUTER_MIGRATIONS_ACROSS, &[]),
             prediction_error: scope.histogram(&names::ROUTE_PREDICTION_ERROR, &[]),
             input: scope.counter(&names::USAGE_TOKENS, &[model, "input"]),
             cached: scope.counter(&names::USAGE_TOKENS, &[model, "cached"]),
@@ -89,6 +91,12 @@ impl Metrics {
         let (again, first) = self.placed.split_last().expect("there is one more than reasons");
         let counter = if is_again { again } else { &first[reason as usize] };
         counter.inc();
+    }
+
+    /// Counts a choice that goes on elsewhere after `why`, at a worker whose numerics are the same or not.
+    pub(crate) fn migrated(&self, why: &RequestError, is_across: bool) {
+        self.scope.counter(&names::ROUTER_MIGRATIONS, &[why.code()]).inc();
+        self.migrations_across.inc_by(u64::from(is_across));
     }
 
     /// Notes how far a predicted time to first token was off.

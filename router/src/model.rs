@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use contract::hash::{HashKey, PrefixScope};
 use contract::ids::Token;
 use contract::model::{Fingerprint, IdentityMismatch, ModelIdentity};
+use contract::request::GenerateRequest;
 use models::{GenerationDefaults, ModelFiles};
 
 use crate::config::Config;
@@ -109,6 +110,21 @@ impl ServedModel {
         let reusable = &prompt[..prompt.len().saturating_sub(1)];
         let scope = PrefixScope::new(self.identity.model, adapter, salt);
         PromptBlocks { block_size, hashes: scope.hash_blocks(&self.key, reusable, block_size as usize) }
+    }
+
+    /// The same of a request's prompt with what was generated after it, where `known` are blocks that it begins with.
+    pub fn hash_generated(&self, known: &PromptBlocks, request: &GenerateRequest) -> PromptBlocks {
+        let Some(&block_size) = self.block_size.get() else { return PromptBlocks::default() };
+        let scope = PrefixScope::new(self.identity.model, &request.adapter, &request.cache_salt);
+        let mut hashes = known.hashes.clone();
+        let n_known = hashes.len() * block_size as usize;
+        let n_reusable = (request.prompt.len() + request.generated.len()).saturating_sub(1);
+        let tokens = request.prompt.iter().chain(&request.generated).skip(n_known);
+        let rest: Vec<Token> = tokens.take(n_reusable.saturating_sub(n_known)).copied().collect();
+        for block in rest.chunks_exact(block_size as usize) {
+            hashes.push(scope.hash_next(&self.key, hashes.last().copied(), block));
+        }
+        PromptBlocks { block_size, hashes }
     }
 }
 

@@ -104,7 +104,7 @@ async fn link(
     linked: &mut Linked<'_>,
     (tasks, shutdown): (&Tasks, &Shutdown),
 ) -> Result<std::convert::Infallible, Lost> {
-    let channel = daemon::client::channel(&peer.address, &cluster.settings.channel)?;
+    let channel = daemon::client::channel(&peer.address, &cluster.settings.channel_to_worker())?;
     let client = WorkerClient::new(channel).max_decoding_message_size(FRAME_BYTES_MAX);
     let (identity, ids) = describe(cluster, peer, &client).await?;
     let opening = exchange::open(client.clone(), cluster.settings.reader_tokens_max as usize);
@@ -121,6 +121,7 @@ async fn link(
         id,
         line: line.clone(),
         context_length: identity.context_length,
+        numerics: identity.numerics,
         draining: Arc::clone(&peer.draining),
     };
     linked.engines = ids.into_iter().map(|id| Arc::new(engine(id))).collect();
@@ -132,7 +133,14 @@ async fn link(
     loop {
         let silence_ms = cluster.settings.kv_silence_ms_max;
         let frame = tokio::select! {
-            frame = within(silence_ms, frames.message()) => frame??.ok_or(Lost::Ended)?,
+            frame = within(silence_ms, frames.message()) => match frame {
+                Ok(frame) => frame?.ok_or(Lost::Ended)?,
+                Err(silent) => {
+                    // It may hang: its calls go on elsewhere.
+                    driven.abort();
+                    return Err(silent);
+                }
+            },
             _ = &mut driven => return Err(Lost::Ended),
         };
         if let Err(resync) = take(cluster, &linked.engines, frame)? {
@@ -144,7 +152,7 @@ async fn link(
     }
 }
 
-/// The model as both have it, with the worker's longest sequence, and the worker's engines.
+/// The model as both have it, with the worker's longest sequence and numerics, and the worker's engines.
 async fn describe(
     cluster: &Cluster,
     peer: &Peer,
@@ -161,7 +169,7 @@ async fn describe(
     if engines.is_empty() {
         return Err(WireError::Missing("engines").into());
     }
-    Ok((ModelIdentity { context_length: theirs.context_length, ..ours }, engines))
+    Ok((ModelIdentity { context_length: theirs.context_length, numerics: theirs.numerics, ..ours }, engines))
 }
 
 async fn watch(

@@ -16,6 +16,8 @@ use arc_swap::ArcSwap;
 use contract::demand::{RouterDemand, TenantDemand};
 use contract::error::RequestError;
 use contract::ids::{EngineId, Incarnation, RequestId, TenantId};
+use contract::model::Fingerprint;
+use contract::request::GenerateRequest;
 use contract::view::{ClusterView, EngineView, Role};
 use daemon::telemetry::names::attribute;
 use proto::exchange::Line;
@@ -42,6 +44,8 @@ pub(crate) struct Engine {
     /// Shared by all engines of one worker.
     pub(crate) line: Line,
     pub(crate) context_length: u32,
+    /// Engines of equal ones say the same tokens.
+    pub(crate) numerics: Fingerprint,
     /// Shared by all engines of one worker.
     draining: Arc<AtomicBool>,
 }
@@ -69,6 +73,19 @@ pub(crate) struct Cluster {
 
 /// Predicted prefill of what waits for each engine and was passed over, in milliseconds.
 type Backlog = HashMap<EngineId, f64>;
+
+/// What is placed once more.
+pub(crate) struct Resumed<'a> {
+    /// What the client asked, which this is a part of.
+    pub(crate) question: RequestId,
+    pub(crate) request: &'a GenerateRequest,
+    /// Blocks of its prompt and of what was generated.
+    pub(crate) blocks: &'a PromptBlocks,
+    /// Engines that it does not go to.
+    pub(crate) tried: &'a [EngineId],
+    /// What its tokens came from, if it has any.
+    pub(crate) numerics: Option<Fingerprint>,
+}
 
 /// Where a request was placed.
 pub(crate) struct Placement {
@@ -101,23 +118,20 @@ impl Cluster {
         }
     }
 
-    /// Chooses another engine for a prompt of `request`, none of those in `tried`, and promises it the prompt's blocks.
-    ///
-    /// # Errors
-    /// When no engine is ready.
-    pub(crate) fn place_again(
-        self: &Arc<Self>,
-        request: RequestId,
-        tenant: &TenantId,
-        n_tokens: u64,
-        blocks: &PromptBlocks,
-        tried: &[EngineId],
-    ) -> Result<Placement, RequestError> {
+    /// Chooses another engine, one that says the same tokens where there is any, and promises it the blocks; none when no
+    /// engine is left.
+    pub(crate) fn place_again(self: &Arc<Self>, resumed: &Resumed<'_>) -> Option<Placement> {
+        let &Resumed { question, request, blocks, tried, numerics } = resumed;
+        let n_tokens = request.prompt.len() + request.generated.len();
+        let fits = |engine: &&Arc<Engine>| n_tokens < engine.context_length as usize && !tried.contains(&engine.id);
         let ready = self.ready.load();
-        let usable: Vec<&Arc<Engine>> = ready.iter().filter(|engine| !tried.contains(&engine.id)).collect();
-        let placed =
-            self.place_on(&usable, request, &prompt(tenant, n_tokens, blocks), Patience::None, &Backlog::new());
-        placed.map_err(|why| self.refusal(why))
+        let usable: Vec<&Arc<Engine>> = ready.iter().filter(fits).collect();
+        let says_the_same = |engine: &&Arc<Engine>| numerics.is_none_or(|numerics| engine.numerics == numerics);
+        let (same, others): (Vec<_>, Vec<_>) = usable.into_iter().partition(says_the_same);
+        let prompt = prompt(&request.tenant, n_tokens as u64, blocks);
+        let place =
+            |engines: &[&Arc<Engine>]| self.place_on(engines, question, &prompt, Patience::None, &Backlog::new()).ok();
+        place(&same).or_else(|| place(&others))
     }
 
     /// Chooses an engine for a prompt of `request`, unless it has enough to do, counting what was passed over before in the

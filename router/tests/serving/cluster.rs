@@ -35,16 +35,6 @@ async fn a_client_that_leaves_ends_the_workers_stream() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_lost_in_mid_stream_is_a_typed_last_event() {
-    let place = Place::start(1).await;
-    place.workers[0].state.break_after.store(2, Ordering::SeqCst);
-    let events = stream(place.http, COMPLETIONS, &json!({"prompt": [5], "max_tokens": 9})).await.events().await;
-    let last = events.last().unwrap();
-    assert_eq!(last["error"]["code"], "worker_lost", "{events:?}");
-    assert!(last["error"]["message"].as_str().unwrap().contains("worker-0 was lost after 2 tokens"), "{last}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_refuses_or_is_gone_is_passed_over_before_the_first_token() {
     let place = Place::start_with(2, |config| config.policy = "round_robin".to_owned()).await;
     place.workers[0].state.is_stale.store(true, Ordering::SeqCst);

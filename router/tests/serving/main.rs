@@ -6,6 +6,7 @@ mod client;
 mod cluster;
 mod errors;
 mod grpc;
+mod migration;
 mod openai;
 mod place;
 mod worker;

@@ -161,6 +161,13 @@ impl Place {
         proto::inference::v1::inference_client::InferenceClient::connect(url).await.unwrap()
     }
 
+    /// The same of this router alone, where others run in the process.
+    pub async fn own_metric(&self, name: &str) -> f64 {
+        let page = client::send(self.http, "GET", "/metrics", b"").await.text().await;
+        let own = page.lines().filter(|line| line.starts_with(name) && line.contains(&self.id));
+        own.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    }
+
     pub async fn metric(&self, series: &str) -> f64 {
         let page = client::send(self.http, "GET", "/metrics", b"").await.text().await;
         page.lines()

@@ -39,6 +39,8 @@ pub struct State {
     pub is_held: AtomicBool,
     /// Fail after that many tokens as a broken connection does; 0 is never.
     pub break_after: AtomicUsize,
+    /// Say nothing of the cache, not even that it lives.
+    pub is_silent: AtomicBool,
 }
 
 pub struct Fake {
@@ -114,7 +116,7 @@ fn frame(request: &GenerateRequest, position: u32) -> GenerateFrame {
         first_position: position,
         tokens: vec![SampledToken { token, logprob, top: top.collect() }],
         finish_reason: finish.into(),
-        cached_tokens: (position == 0).then_some(0),
+        cached_tokens: (position == request.generated.len() as u32).then_some(position),
     }
 }
 
@@ -132,7 +134,8 @@ impl Service {
         let hold_after = self.state.hold_after.load(Ordering::SeqCst);
         let break_after = self.state.break_after.load(Ordering::SeqCst);
         let stop = self.stop.clone();
-        let frames = unfold(Some((0, counted, request, stop)), move |state| async move {
+        let first = request.generated.len() as u32;
+        let frames = unfold(Some((first, counted, request, stop)), move |state| async move {
             let (position, counted, request, stop) = state?;
             while position == 0 && counted.0.is_held.load(Ordering::SeqCst) && !stop.is_triggered() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -173,9 +176,9 @@ impl Worker for Service {
     }
 
     async fn watch_kv(&self, _: Request<WatchKvRequest>) -> Result<Response<Self::WatchKvStream>, Status> {
-        let (engine, stop) = (self.engine.clone(), self.stop.clone());
+        let service = self.clone();
         let frames = unfold(0, move |n: u64| {
-            let (engine, stop) = (engine.clone(), stop.clone());
+            let Service { state, engine, stop, .. } = service.clone();
             async move {
                 let body = if n == 0 {
                     Body::Snapshot(KvSnapshot { blocks: Vec::new(), last: true })
@@ -183,6 +186,9 @@ impl Worker for Service {
                     tokio::select! {
                         () = stop.triggered() => return None,
                         () = tokio::time::sleep(Duration::from_millis(200)) => {}
+                    }
+                    if state.is_silent.load(Ordering::SeqCst) {
+                        stop.triggered().await;
                     }
                     Body::Heartbeat(KvDigest::default())
                 };

@@ -133,6 +133,12 @@ metrics! {
     /// Requests at the router; `state` is queued or running.
     ROUTER_REQUESTS = Gauge, Count, "tessera.router.requests", ["state"],
         "Requests that the router holds, by state";
+    /// Answers that went on at another worker; `reason` is the error's code that the worker before ended with.
+    ROUTER_MIGRATIONS = Counter, Count, "tessera.router.migrations", ["reason"],
+        "Choices that went on at another worker with the tokens they had, by what became of the one before";
+    /// Of these, to a worker that need not compute the same tokens.
+    ROUTER_MIGRATIONS_ACROSS = Counter, Count, "tessera.router.migrations_across_numerics", [],
+        "Choices that went on at a worker whose weights, formats or instruction set differ, for want of an equal one";
     /// Placement decisions.
     ROUTE_DECISIONS = Counter, Count, "tessera.route.decisions", ["policy", "reason"],
         "Placement decisions, by policy and reason";
