@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use contract::ids::Token;
+use contract::ids::{EngineId, Token};
+use router::resume::Course;
 
 use crate::event::RequestIdx;
 
@@ -31,7 +32,9 @@ pub(crate) struct Progress {
     /// Where it was placed last.
     pub(crate) worker: Option<usize>,
     /// Placements.
-    pub(crate) n_attempts: u32,
+    pub(crate) course: Course,
+    /// Engines that failed it.
+    pub(crate) tried: Vec<EngineId>,
     /// Kept where they are checked.
     pub(crate) tokens: Vec<Token>,
 }

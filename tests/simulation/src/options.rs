@@ -68,6 +68,8 @@ pub struct Goals {
 pub enum Planted {
     /// Routers take what any life of a worker says of its cache for the present one's.
     SkipIncarnation,
+    /// Routers place requests again without the tokens that they have.
+    ForgetTokens,
 }
 
 /// Why nothing can be simulated.

@@ -1,9 +1,12 @@
 //! A router: the real placer over what reached this router, a queue of what waits, and the streams it reads.
 
+mod resuming;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use contract::error::RequestError;
 use contract::ids::{EngineId, Incarnation, RequestId, TenantId};
 use contract::ledger::{LedgerEvent, PlacedWork, PlacementKey};
 use contract::occupancy::Occupancy;
@@ -20,9 +23,8 @@ use crate::event::{Event, KvMessage, RequestIdx, ToRouter, ToWorker};
 use crate::network::Network;
 use crate::options::{Planted, Waiting};
 use crate::prepared::Prepared;
+use resuming::{Resuming, note_placed};
 
-/// Placements of one request at most.
-const N_ATTEMPTS_MAX: u32 = 20;
 /// After so long without a snapshot, beside the time that one takes, it is asked for again.
 const SNAPSHOT_PATIENCE: Duration = Duration::from_secs(2);
 /// Longest time until requests that wait are looked at again.
@@ -45,6 +47,8 @@ pub(crate) struct Router {
     told: BTreeSet<TenantId>,
     elsewhere: Vec<BTreeSet<TenantId>>,
     flights: HashMap<RequestIdx, Flight>,
+    /// What lost its worker and waits for another.
+    resuming: Resuming,
     retry_at: Option<Duration>,
 }
 
@@ -67,6 +71,14 @@ struct Flight {
     key: PlacementKey,
     work: PlacedWork,
     has_first_token: bool,
+}
+
+/// How a request is to be placed.
+struct Wish<'a> {
+    patience: Patience,
+    n_before: u32,
+    /// Engines that it does not go to.
+    tried: &'a [EngineId],
 }
 
 /// What a router acts with.
@@ -108,6 +120,7 @@ impl Router {
             told: BTreeSet::new(),
             elsewhere: vec![BTreeSet::new(); n_routers],
             flights: HashMap::new(),
+            resuming: Resuming::default(),
             retry_at: None,
         }
     }
@@ -130,7 +143,7 @@ impl Router {
             }
             ToRouter::Kv { worker, connection, message } => {
                 self.follow(worker, connection, message, around);
-                if !self.waiting.is_empty() && self.flights.is_empty() {
+                if !self.resuming.is_empty() || !self.waiting.is_empty() && self.flights.is_empty() {
                     self.dispatch(around);
                 }
             }
@@ -188,7 +201,7 @@ impl Router {
     /// Ends, and all requests that it has with it; others hear that it is gone.
     pub(crate) fn end(mut self, book: &mut Book, network: &mut Network) {
         let mut lost: Vec<RequestIdx> = self.flights.into_keys().collect();
-        lost.extend(std::iter::from_fn(|| self.waiting.pop()));
+        lost.extend(self.resuming.into_requests().chain(std::iter::from_fn(|| self.waiting.pop())));
         lost.sort_unstable();
         lost.into_iter().for_each(|request| book.end(request, network.now, true));
         network.ledger(self.index, LedgerEvent::RouterGone(self.incarnation));
@@ -197,7 +210,7 @@ impl Router {
 
     /// Placed or waiting requests.
     pub(crate) fn n_open(&self) -> usize {
-        self.waiting.len() + self.flights.len()
+        self.waiting.len() + self.resuming.len() + self.flights.len()
     }
 
     fn join(&mut self, worker: usize, connection: u32, engine: EngineId, around: &mut Surroundings<'_>) {
@@ -219,16 +232,10 @@ impl Router {
         let mut lost: Vec<RequestIdx> =
             self.flights.iter().filter(|(_, flight)| flight.worker == worker).map(|(&request, _)| request).collect();
         lost.sort_unstable();
-        lost.into_iter().for_each(|request| self.place_again(request, around));
-    }
-
-    fn place_again(&mut self, request: RequestIdx, around: &mut Surroundings<'_>) {
-        let Some(flight) = self.flights.remove(&request) else { return };
-        self.tell(LedgerEvent::Finished(flight.key), around.network);
-        if around.book.of(request).n_attempts >= N_ATTEMPTS_MAX {
-            around.book.end(request, around.network.now, true);
-        } else {
-            self.enqueue(request, around);
+        for request in lost {
+            let n_tokens = around.book.of(request).n_tokens;
+            let (worker, reason) = (peer.engine.worker.to_string(), "the connection broke".to_owned());
+            self.fail(request, &RequestError::WorkerLost { worker, n_tokens, reason }, around);
         }
     }
 
@@ -278,8 +285,7 @@ impl Router {
                 }
                 OutputEvent::Prefilled => continue,
                 OutputEvent::Failed(error) => {
-                    around.book.of(request).refusal = Some(error.code());
-                    self.place_again(request, around);
+                    self.fail(request, &error, around);
                     continue;
                 }
             };
@@ -340,6 +346,7 @@ impl Router {
 
     /// Places what waits, in order, as far as there is room.
     fn dispatch(&mut self, around: &mut Surroundings<'_>) {
+        self.resume(around);
         let mut wait_ms_min = f64::INFINITY;
         while !self.waiting.is_empty() && (self.waiting_mode.is_none() || self.has_room(around)) {
             let nothing = queue(None, around.network.instant());
@@ -347,13 +354,15 @@ impl Router {
             // By worker: what was passed over goes before what is looked at later.
             let mut backlog_ms = vec![0.0; self.peered.len()];
             wait_ms_min = f64::INFINITY;
-            let taken = waiting.pop_where(|&request, turn| match self.place(request, turn, &mut backlog_ms, around) {
-                Ok(tokens) => Some(tokens),
-                Err(NotPlaced::Busy { wait_ms, .. }) => {
-                    wait_ms_min = wait_ms_min.min(wait_ms);
-                    None
+            let taken = waiting.pop_where(|&request, turn| {
+                match self.place(request, &self.wish(turn), &mut backlog_ms, around) {
+                    Ok(tokens) => Some(tokens),
+                    Err(NotPlaced::Busy { wait_ms, .. }) => {
+                        wait_ms_min = wait_ms_min.min(wait_ms);
+                        None
+                    }
+                    Err(NotPlaced::NoEngine) => None,
                 }
-                Err(NotPlaced::NoEngine) => None,
             });
             self.waiting = waiting;
             if taken.is_none() {
@@ -399,18 +408,32 @@ impl Router {
         }
     }
 
+    /// How a request is placed whose turn it may be.
+    fn wish(&self, turn: Turn) -> Wish<'static> {
+        let patience = match self.waiting_mode {
+            None => Patience::None,
+            Some(_) if turn.is_overdue => Patience::Any,
+            Some(_) => Patience::Best,
+        };
+        Wish { patience, n_before: if turn.is_overdue { 0 } else { turn.n_before }, tried: &[] }
+    }
+
     fn place(
         &mut self,
         request: RequestIdx,
-        turn: Turn,
+        wish: &Wish<'_>,
         backlog_ms: &mut [f64],
         around: &mut Surroundings<'_>,
     ) -> Result<u64, NotPlaced> {
         let (now, random) = (around.network.instant(), around.network.random.draw());
         let hashes = around.prepared.hashes(request);
-        let n_tokens = u64::from(around.prepared.requests()[request as usize].n_prompt);
+        let n_prompt = around.prepared.requests()[request as usize].n_prompt;
+        let n_tokens = u64::from(n_prompt + around.book.of(request).n_tokens);
         let workers: Vec<usize> = (0..self.peered.len())
-            .filter(|&worker| self.peered[worker].as_ref().is_some_and(|peer| peer.is_ready))
+            .filter(|&worker| {
+                let usable = |peer: &Peer| peer.is_ready && !wish.tried.contains(&peer.engine);
+                self.peered[worker].as_ref().is_some_and(usable)
+            })
             .collect();
         let targets: Vec<Target<'_>> = workers
             .iter()
@@ -425,18 +448,13 @@ impl Router {
         let tenant = around.prepared.tenant(around.prepared.requests()[request as usize].tenant);
         let prompt = Prompt {
             tenant: &tenant,
-            n_before: if turn.is_overdue { 0 } else { turn.n_before },
+            n_before: wish.n_before,
             n_tokens,
             hashes,
             block_size: around.prepared.block_size(),
             session: hashes.first().map_or(0, |hash| hash.low_u64()),
         };
-        let patience = match self.waiting_mode {
-            None => Patience::None,
-            Some(_) if turn.is_overdue => Patience::Any,
-            Some(_) => Patience::Best,
-        };
-        let placed = match self.placer.place(&targets, &prompt, patience, now, random) {
+        let placed = match self.placer.place(&targets, &prompt, wish.patience, now, random) {
             Ok(placed) => placed,
             Err(why) => {
                 if let NotPlaced::Busy { index, prefill_ms, .. } = why {
@@ -446,15 +464,15 @@ impl Router {
             }
         };
         let worker = workers[placed.index];
+        let attempt = note_placed(around.book, request);
         let progress = around.book.of(request);
-        let attempt = progress.n_attempts;
-        progress.n_attempts += 1;
         progress.worker = Some(worker);
         if progress.first_token.is_none() {
             progress.placed = around.network.now;
             progress.predicted_ms = placed.decision.chosen().prediction.first_token_ms;
         }
-        let generated = if progress.n_tokens == 0 { Vec::new() } else { progress.tokens.clone() };
+        let forgets = progress.n_tokens == 0 || self.planted == Some(Planted::ForgetTokens);
+        let generated = if forgets { Vec::new() } else { progress.tokens.clone() };
         around.network.ledger(self.index, LedgerEvent::Placed(placed.key, placed.work.clone()));
         let connection = self.peered[worker].as_ref().map_or(0, |peer| peer.connection);
         let message = ToWorker::Submit { router: self.index, connection, request, attempt, generated };

@@ -73,6 +73,13 @@ fn a_router_that_skips_the_incarnation_check_is_found() {
 }
 
 #[test]
+fn a_router_that_forgets_the_tokens_of_what_it_places_again_is_found() {
+    let planted = |seed| Options { planted: Some(Planted::ForgetTokens), ..faulty(seed) };
+    let is_found = |seed| matches!(run(&small_load(seed), &planted(seed)), Err(SimulationError::Violation { .. }));
+    assert!((0..20).any(is_found), "one of 20 seeds finds the planted fault");
+}
+
+#[test]
 fn an_answer_that_the_context_cuts_has_lost_nothing() {
     let request = |n_prompt| Request { after: Duration::ZERO, n_prompt, n_output: 50, blocks: vec![], tenant: 0 };
     let load = Workload::new("cut", vec![request(1_490), request(100)]);
