@@ -8,6 +8,7 @@
     reason = "a test harness: a failed step panics or prints, and real time is what it measures"
 )]
 
+pub mod answer;
 pub mod client;
 pub mod cluster;
 pub mod etcd;

@@ -117,8 +117,13 @@ impl Process {
 
     /// Asks it to stop, as Kubernetes does.
     pub fn terminate(&self) {
-        let status = Command::new("kill").arg(self.pid().to_string()).status().unwrap();
-        assert!(status.success(), "kill {}", self.pid());
+        self.signal("TERM");
+    }
+
+    /// Sends it a signal by name.
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill").args(["-s", name, &self.pid().to_string()]).status().unwrap();
+        assert!(status.success(), "kill -s {name} {}", self.pid());
     }
 
     /// Waits for its end.
