@@ -6,9 +6,11 @@
 
 mod desk;
 mod handle;
+mod lending;
 mod metrics;
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
@@ -16,21 +18,24 @@ use contract::cost::StepLoad;
 use contract::error::RequestError;
 use contract::ids::{EngineId, RequestId};
 use contract::occupancy::Occupancy;
+use contract::request::GenerateRequest;
 use contract::stream::GenerateFrame;
 use daemon::clock;
-use engine::{CostFit, Engine, Output, OutputEvent, PLANS_IN_FLIGHT_MAX};
+use engine::{CostFit, Engine, Hold, Output, OutputEvent, PLANS_IN_FLIGHT_MAX, SequenceKey};
 use thiserror::Error;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 pub(crate) use desk::Stepped;
 use desk::{ExecutorThread, panic_text};
 #[cfg(test)]
 pub(crate) use handle::assemble;
 pub(crate) use handle::{Bounds, EngineHandle, EngineThread, start};
+use lending::Lendings;
 use metrics::Metrics;
 
-use crate::inbox::{Event, Inbox, Submission};
+use crate::inbox::{Event, Inbox, LendRequest, Submission};
 use crate::kv_events::KvPublisher;
+use crate::lent::{Fetch, Filled, Filling};
 use crate::mailbox::{Delivery, Writer};
 
 /// Why an engine thread ended before it was told to.
@@ -41,8 +46,13 @@ pub struct EngineFailure(pub(crate) String);
 /// A request that the engine knows.
 struct Live {
     ticket: u64,
+    key: SequenceKey,
     attempt: u32,
     writer: Writer,
+    /// What its prompt is fetched for; gone once it is being fetched.
+    split: Option<Arc<GenerateRequest>>,
+    /// Dropping it ends the fetching of its prompt.
+    fetching: Option<oneshot::Sender<()>>,
 }
 
 /// Everything mutable of one engine.
@@ -52,6 +62,9 @@ pub(crate) struct EngineLoop {
     executor: ExecutorThread,
     inbox: Inbox,
     live: HashMap<RequestId, Live>,
+    lendings: Lendings,
+    /// None where prompts cannot move: they are computed here.
+    fetch: Option<Arc<dyn Fetch>>,
     kv: KvPublisher,
     occupancy: watch::Sender<Occupancy>,
     metrics: Metrics,
@@ -112,6 +125,9 @@ impl EngineLoop {
                 Event::Stepped(stepped) => self.retire(stepped)?,
                 Event::Submit(submission) => self.submit(*submission),
                 Event::Abort { id, ticket } => self.abort(id, ticket),
+                Event::Lend(lend) => self.lend(*lend),
+                Event::EndLending { ticket } => self.lendings.end(ticket, &mut self.engine),
+                Event::Filled { key, n_tokens } => drop(self.engine.let_go(key, n_tokens)),
                 Event::WatchKv(reply) => {
                     // Who asked may have gone.
                     let _ = reply.send(self.kv.view(&mut self.engine));
@@ -131,23 +147,57 @@ impl EngineLoop {
     }
 
     fn submit(&mut self, submission: Submission) {
-        let Submission { ticket, request, writer } = submission;
+        let Submission { ticket, mut request, writer } = submission;
         if let Some(error) = &self.draining {
             return writer.fail(error.clone());
         }
         let (id, attempt) = (request.id, request.attempt);
+        if self.fetch.is_none() || request.prefill_on.as_ref().is_some_and(|peer| peer.engine == self.id) {
+            request.prefill_on = None;
+        }
+        let split = request.prefill_on.is_some().then(|| Arc::new(request.clone()));
         // A later attempt replaces one whose end has not been noticed yet.
         if let Some(earlier) = self.live.get(&id).filter(|live| live.attempt < attempt) {
             let ticket = earlier.ticket;
             self.abort(id, ticket);
         }
         match self.engine.submit(request, self.now()) {
-            Ok(_) => drop(self.live.insert(id, Live { ticket, attempt, writer })),
+            Ok(key) => {
+                let live = Live { ticket, key, attempt, writer, split, fetching: None };
+                self.live.insert(id, live);
+            }
             Err(error) => {
                 self.metrics.aborted(&error);
                 writer.fail(error);
             }
         }
+    }
+
+    /// Queues a prompt for another worker.
+    fn lend(&mut self, lend: LendRequest) {
+        let LendRequest { ticket, request, progress } = lend;
+        let id = request.id;
+        let queued = match &self.draining {
+            Some(error) => Err(error.clone()),
+            None => self.engine.submit_prefill(request, self.now()),
+        };
+        match queued {
+            Ok(key) => self.lendings.begin(ticket, id, key, progress),
+            Err(error) => progress.send_modify(|progress| progress.failed = Some(error)),
+        }
+    }
+
+    /// Has blocks filled whose prompt is computed elsewhere.
+    fn fill(&mut self, hold: Hold) {
+        let filled = Filled { inbox: self.inbox.clone(), key: hold.key, n_tokens: hold.n_cached };
+        let Some(fetch) = &self.fetch else { return };
+        // Who asked may have gone, or asked again: dropping `filled` lets the blocks go.
+        let live = self.live.get_mut(&hold.request).filter(|live| live.key == hold.key);
+        let Some(live) = live else { return };
+        let Some(request) = live.split.take() else { return };
+        let (fetching, cancelled) = oneshot::channel();
+        live.fetching = Some(fetching);
+        fetch.fetch(Filling { request, hold, cancelled, filled });
     }
 
     fn abort(&mut self, id: RequestId, ticket: u64) {
@@ -164,12 +214,25 @@ impl EngineLoop {
     /// Keeps the executor supplied: one plan runs, one waits, and newcomers join the one that waits.
     fn plan(&mut self) {
         if self.engine.n_waiting() > 0 && self.engine.n_in_flight() == PLANS_IN_FLIGHT_MAX {
-            self.executor.amend(|plan| self.engine.extend(plan));
+            let (engine, lendings) = (&mut self.engine, &mut self.lendings);
+            let mut to_fill = Vec::new();
+            self.executor.amend(|plan| {
+                let plan = engine.extend(plan);
+                to_fill = lendings.take_holds(engine);
+                let watched = lendings.watched(&plan);
+                (plan, watched)
+            });
+            to_fill.into_iter().for_each(|hold| self.fill(hold));
         }
         loop {
             let follows = self.engine.n_in_flight() > 0;
-            let Some(plan) = self.engine.plan() else { return };
-            self.executor.put(plan, follows);
+            let plan = self.engine.plan();
+            // Whoever moves may have been admitted although there is nothing to compute yet.
+            let to_fill = self.lendings.take_holds(&mut self.engine);
+            to_fill.into_iter().for_each(|hold| self.fill(hold));
+            let Some(plan) = plan else { return };
+            let watched = self.lendings.watched(&plan);
+            self.executor.put(plan, follows, watched);
         }
     }
 
@@ -202,9 +265,12 @@ impl EngineLoop {
         let mut outputs = std::mem::take(&mut self.outputs);
         for Output { request, attempt, event, .. } in outputs.drain(..) {
             match event {
-                OutputEvent::Prefilled => {}
+                OutputEvent::Prefilled => drop(self.lendings.over(request, None)),
                 OutputEvent::Failed(error) => {
                     self.metrics.aborted(&error);
+                    if self.lendings.over(request, Some(&error)) {
+                        continue;
+                    }
                     if let Some(live) = self.live.remove(&request) {
                         live.writer.fail(error);
                     }

@@ -3,11 +3,14 @@
 mod model;
 mod slots;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use contract::ids::{SlotId, StepId};
 use contract::plan::{ForwardPlan, StepOutput};
 use thiserror::Error;
+
+use crate::lent::Layers;
 
 pub use model::{ModelExecutor, limits};
 pub use slots::{Slot, SlotTable};
@@ -20,6 +23,15 @@ pub trait Executor: Send {
     /// When the plan does not follow from the plans before it, or what the device says; nothing that was planned can
     /// be trusted then.
     fn run(&mut self, plan: &ForwardPlan) -> Result<StepOutput, ExecutorError>;
+
+    /// Layers whose KV is written one after the other.
+    fn n_layers(&self) -> usize {
+        1
+    }
+
+    /// From now on tells `layers` of each layer of a step as its KV is written; one that does not, is taken to write all
+    /// of them at the step's end.
+    fn tell(&mut self, _layers: Arc<Layers>) {}
 
     /// Time of the last step that went into its forward pass and into sampling; the rest of the step is overhead.
     fn computed(&self) -> Duration;

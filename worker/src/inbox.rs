@@ -7,10 +7,12 @@ use std::time::Duration;
 use contract::error::RequestError;
 use contract::ids::RequestId;
 use contract::request::GenerateRequest;
-use tokio::sync::oneshot;
+use engine::SequenceKey;
+use tokio::sync::{oneshot, watch};
 
 use crate::engine_loop::Stepped;
 use crate::kv_events::KvView;
+use crate::lent::Progress;
 use crate::mailbox::Writer;
 
 /// Everything that can happen to an engine from outside.
@@ -26,6 +28,20 @@ pub(crate) enum Event {
         id: RequestId,
         /// Which submission of it.
         ticket: u64,
+    },
+    /// Another worker wants a prompt computed.
+    Lend(Box<LendRequest>),
+    /// The reader of a prompt that is computed for others has gone.
+    EndLending {
+        /// Which.
+        ticket: u64,
+    },
+    /// Blocks are no longer filled from outside.
+    Filled {
+        /// Whose.
+        key: SequenceKey,
+        /// Tokens from the first on whose KV is there.
+        n_tokens: usize,
     },
     /// Someone wants to follow the prefix cache from now on.
     WatchKv(oneshot::Sender<KvView>),
@@ -44,6 +60,17 @@ pub(crate) struct Submission {
     pub(crate) request: GenerateRequest,
     /// Where its tokens go.
     pub(crate) writer: Writer,
+}
+
+/// A prompt to be computed for another worker.
+#[derive(Debug)]
+pub(crate) struct LendRequest {
+    /// Tells it from others.
+    pub(crate) ticket: u64,
+    /// What to compute: its prompt, and nothing after it.
+    pub(crate) request: GenerateRequest,
+    /// Shows how far it has come.
+    pub(crate) progress: watch::Sender<Progress>,
 }
 
 /// The queue; clones are the same one.
@@ -83,7 +110,7 @@ impl Inbox {
         if let Some(error) = &state.closed {
             return Err(error.clone());
         }
-        if matches!(event, Event::Submit(_)) {
+        if matches!(event, Event::Submit(_) | Event::Lend(_)) {
             if state.n_submissions >= self.0.submissions_max {
                 let reason = format!("{} requests wait for the engine", state.n_submissions);
                 return Err(RequestError::Overloaded { reason, retry_after_ms: self.0.retry_after_ms });
@@ -124,8 +151,10 @@ impl Inbox {
         let error = state.closed.get_or_insert(error).clone();
         drop(state);
         for event in events {
-            if let Event::Submit(submission) = event {
-                submission.writer.fail(error.clone());
+            match event {
+                Event::Submit(submission) => submission.writer.fail(error.clone()),
+                Event::Lend(lend) => lend.progress.send_modify(|progress| progress.failed = Some(error.clone())),
+                _ => {}
             }
         }
     }

@@ -9,6 +9,7 @@ mod error;
 pub mod executor;
 mod inbox;
 mod kv_events;
+mod lent;
 mod load;
 mod mailbox;
 mod packed;

@@ -52,7 +52,7 @@ pub(crate) async fn serve(
     let id = EngineId { worker: WorkerId::new(config.id.as_str()), incarnation, data_rank: DataRank(0) };
     let bounds =
         Bounds { reader_tokens_max: config.reader_tokens_max.max(1) as usize, kv_batches_max: config.kv_batches_max };
-    let (handle, thread) = engine_loop::start(id.clone(), engine, executor, bounds).map_err(Error::Thread)?;
+    let (handle, thread) = engine_loop::start(id.clone(), engine, executor, bounds, None).map_err(Error::Thread)?;
     // Whatever ends this function stops the engine and every task.
     let (stop, stopping) = shutdown.part();
     let guard = StopOnDrop { handle: handle.clone(), stop };

@@ -105,6 +105,7 @@ impl Decoder {
                 Some(x) => ops.add_rms_norm(stream, &residual, x, &layer.attention_norm, &normed)?,
             }
             layer.attention.forward(&pass, &normed, kv.layer(index), &attention_scratch, &branch)?;
+            kv.written(index);
             let attended = post_norm(&pass, layer.post_attention_norm.as_ref(), &branch, &spare)?;
             ops.add_rms_norm(stream, &residual, attended, &layer.feed_forward_norm, &normed)?;
             layer.feed_forward.forward(&pass, &normed, &feed_forward_scratch, &branch)?;

@@ -1,5 +1,8 @@
 //! The paged cache of keys and values: one region of each for every layer, over all blocks.
 
+use std::fmt;
+use std::sync::Arc;
+
 use contract::kv::{BlockOrder, KvDtype, KvLayout};
 use kernels::{DType, Error, LayerCache, Ops, Shape};
 
@@ -30,6 +33,17 @@ pub struct KvCache {
     layout: KvLayout,
     n_blocks: usize,
     layers: Vec<LayerCache>,
+    observer: Option<Observer>,
+}
+
+/// Is told of each layer whose keys and values a step has written.
+#[derive(Clone)]
+struct Observer(Arc<dyn Fn(usize) + Send + Sync>);
+
+impl fmt::Debug for Observer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Observer")
+    }
 }
 
 impl KvCache {
@@ -57,7 +71,7 @@ impl KvCache {
         };
         let layer = |_| Ok(LayerCache { keys: region(layout.key_dim)?, values: region(layout.value_dim)? });
         let layers = (0..layout.n_layers).map(layer).collect::<Result<_, Error>>()?;
-        Ok(Self { layout, n_blocks, layers })
+        Ok(Self { layout, n_blocks, layers, observer: None })
     }
 
     /// How blocks lie in the regions.
@@ -68,6 +82,18 @@ impl KvCache {
     /// Blocks in the pool.
     pub fn n_blocks(&self) -> usize {
         self.n_blocks
+    }
+
+    /// Calls `observer` with the index of each layer as soon as a step has written its keys and values.
+    pub fn observe(&mut self, observer: impl Fn(usize) + Send + Sync + 'static) {
+        self.observer = Some(Observer(Arc::new(observer)));
+    }
+
+    /// A step has written a layer's keys and values.
+    pub(crate) fn written(&self, layer: usize) {
+        if let Some(Observer(observer)) = &self.observer {
+            observer(layer);
+        }
     }
 
     /// A layer's two regions.

@@ -15,6 +15,7 @@ use engine::PLANS_IN_FLIGHT_MAX;
 use super::EngineFailure;
 use crate::executor::Executor;
 use crate::inbox::{Event, Inbox};
+use crate::lent::{Layers, Watched};
 
 /// A step that has run.
 #[derive(Debug)]
@@ -45,6 +46,8 @@ struct Waiting {
     plan: ForwardPlan,
     /// Whether another plan was in flight when it was made, so that the executor has no reason to be idle before it.
     follows: bool,
+    /// Whose progress others follow.
+    watched: Vec<Watched>,
 }
 
 /// The executor's thread; dropping it lets a running step finish, and only that.
@@ -64,19 +67,20 @@ impl ExecutorThread {
     }
 
     /// Puts a plan behind those that wait; `follows` when one is in flight.
-    pub(super) fn put(&self, plan: ForwardPlan, follows: bool) {
+    pub(super) fn put(&self, plan: ForwardPlan, follows: bool, watched: Vec<Watched>) {
         let mut state = self.desk.lock();
         debug_assert!(state.plans.len() < PLANS_IN_FLIGHT_MAX, "the engine bounds plans in flight");
-        state.plans.push_back(Waiting { plan, follows });
+        state.plans.push_back(Waiting { plan, follows, watched });
         drop(state);
         self.desk.0.1.notify_one();
     }
 
     /// Replaces the plan put last by what `change` makes of it, unless it has been begun; nobody begins it meanwhile.
-    pub(super) fn amend(&self, change: impl FnOnce(ForwardPlan) -> ForwardPlan) {
+    pub(super) fn amend(&self, change: impl FnOnce(ForwardPlan) -> (ForwardPlan, Vec<Watched>)) {
         let mut state = self.desk.lock();
-        if let Some(Waiting { plan, follows }) = state.plans.pop_back() {
-            state.plans.push_back(Waiting { plan: change(plan), follows });
+        if let Some(Waiting { plan, follows, .. }) = state.plans.pop_back() {
+            let (plan, watched) = change(plan);
+            state.plans.push_back(Waiting { plan, follows, watched });
         }
     }
 }
@@ -117,9 +121,15 @@ impl Desk {
 
 fn serve(mut executor: Box<dyn Executor>, desk: &Desk, inbox: &Inbox) {
     let mut last_ended: Option<Instant> = None;
-    while let Some(Waiting { plan, follows }) = desk.take() {
+    let layers = Arc::new(Layers::default());
+    executor.tell(Arc::clone(&layers));
+    while let Some(Waiting { plan, follows, watched }) = desk.take() {
         let began = clock::now();
+        layers.begin(watched);
         let result = execute(executor.as_mut(), &plan);
+        if result.is_ok() {
+            layers.end();
+        }
         let ended = clock::now();
         let took = ended.duration_since(began);
         let idle = last_ended.filter(|_| follows).map_or(Duration::ZERO, |last| began.duration_since(last));

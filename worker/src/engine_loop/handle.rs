@@ -16,9 +16,11 @@ use tokio::sync::{oneshot, watch};
 
 use super::metrics::Metrics;
 use super::{EngineFailure, EngineLoop, ExecutorThread};
+use super::lending::Lendings;
 use crate::executor::Executor;
-use crate::inbox::{Event, Inbox, Submission};
+use crate::inbox::{Event, Inbox, LendRequest, Submission};
 use crate::kv_events::{KvPublisher, KvView};
+use crate::lent::{Fetch, Lending, LendingGuard, Progress};
 use crate::mailbox::{Reader, mailbox};
 
 /// Bounds between an engine thread and those who use it.
@@ -36,6 +38,7 @@ pub(crate) struct EngineHandle {
     inbox: Inbox,
     occupancy: watch::Receiver<Occupancy>,
     bounds: Bounds,
+    n_layers: usize,
     next_ticket: Arc<AtomicU64>,
 }
 
@@ -55,8 +58,9 @@ pub(crate) fn start(
     engine: Engine,
     executor: Box<dyn Executor>,
     bounds: Bounds,
+    fetch: Option<Arc<dyn Fetch>>,
 ) -> std::io::Result<(EngineHandle, EngineThread)> {
-    let (handle, engine_loop) = assemble(id, engine, executor, bounds)?;
+    let (handle, engine_loop) = assemble(id, engine, executor, bounds, fetch)?;
     let (ended_sender, ended) = oneshot::channel();
     let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(move || {
         // Nobody waits for the end when the process is torn down.
@@ -74,7 +78,9 @@ pub(crate) fn assemble(
     engine: Engine,
     executor: Box<dyn Executor>,
     bounds: Bounds,
+    fetch: Option<Arc<dyn Fetch>>,
 ) -> std::io::Result<(EngineHandle, EngineLoop)> {
+    let n_layers = executor.n_layers();
     let config = engine.config();
     let inbox = Inbox::new(config.max_waiting as usize, config.retry_after_ms);
     let (occupancy, occupancy_reader) = watch::channel(engine.occupancy(id.clone(), CostCoefficients::default()));
@@ -85,6 +91,8 @@ pub(crate) fn assemble(
         executor: ExecutorThread::start(executor, inbox.clone())?,
         inbox: inbox.clone(),
         live: HashMap::new(),
+        lendings: Lendings::default(),
+        fetch,
         kv: KvPublisher::new(bounds.kv_batches_max),
         occupancy,
         metrics,
@@ -94,7 +102,13 @@ pub(crate) fn assemble(
         events: VecDeque::new(),
         outputs: Vec::new(),
     };
-    let handle = EngineHandle { inbox, occupancy: occupancy_reader, bounds, next_ticket: Arc::new(AtomicU64::new(0)) };
+    let handle = EngineHandle {
+        inbox,
+        occupancy: occupancy_reader,
+        bounds,
+        n_layers,
+        next_ticket: Arc::new(AtomicU64::new(0)),
+    };
     Ok((handle, engine_loop))
 }
 
@@ -112,6 +126,17 @@ impl EngineHandle {
         });
         self.inbox.push(Event::Submit(Box::new(Submission { ticket, request, writer })))?;
         Ok(reader)
+    }
+
+    /// Queues the prompt of a valid request, whose KV another worker reads as it is computed.
+    ///
+    /// # Errors
+    /// As of [`Self::submit`]; what the engine says later is in the progress.
+    pub(crate) fn lend(&self, request: GenerateRequest) -> Result<Lending, RequestError> {
+        let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
+        let (sender, progress) = watch::channel(Progress { n_tokens: vec![0; self.n_layers], ..Progress::default() });
+        self.inbox.push(Event::Lend(Box::new(LendRequest { ticket, request, progress: sender })))?;
+        Ok(Lending { progress, guard: LendingGuard { inbox: self.inbox.clone(), ticket } })
     }
 
     /// Asks for the prefix cache and the events after it.

@@ -15,6 +15,7 @@ use kernels::{CpuOps, StepInputs, StepLimits, StreamId, Tensor};
 use models::{KvCache, Model};
 
 use super::{Executor, ExecutorError, SlotTable};
+use crate::lent::Layers;
 use crate::sampler::Sampler;
 
 /// Most block-table entries of a step, whatever the bounds of the engine: 64 MB on the host.
@@ -198,6 +199,14 @@ impl Executor for ModelExecutor {
 
     fn computed(&self) -> Duration {
         self.computed
+    }
+
+    fn n_layers(&self) -> usize {
+        self.kv.layout().n_layers as usize
+    }
+
+    fn tell(&mut self, layers: Arc<Layers>) {
+        self.kv.observe(move |layer| layers.written(layer));
     }
 }
 

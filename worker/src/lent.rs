@@ -1,0 +1,127 @@
+//! Prompts that move between workers: what the engine's thread and the transfers tell each other.
+//!
+//! A worker that computes a prompt for another shows how far each layer has come, and keeps the blocks until the reader
+//! has gone. A worker that gets a prompt lends the blocks to be filled, and hears once how much of it is there.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use contract::error::RequestError;
+use contract::ids::BlockId;
+use contract::request::GenerateRequest;
+use engine::{Hold, SequenceKey};
+use tokio::sync::{oneshot, watch};
+
+use crate::inbox::{Event, Inbox};
+
+/// How far a prompt has come that is computed for another worker.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Progress {
+    /// Blocks from the first token on; none until the engine has room for them.
+    pub(crate) table: Arc<[BlockId]>,
+    /// For each layer, tokens from the first on whose KV is there.
+    pub(crate) n_tokens: Vec<u32>,
+    /// Why nothing more comes.
+    pub(crate) failed: Option<RequestError>,
+}
+
+/// A prompt that is computed for another worker; dropping it ends that, and lets its blocks go.
+#[derive(Debug)]
+pub(crate) struct Lending {
+    pub(crate) progress: watch::Receiver<Progress>,
+    pub(crate) guard: LendingGuard,
+}
+
+/// Ends a lending.
+#[derive(Debug)]
+pub(crate) struct LendingGuard {
+    pub(crate) inbox: Inbox,
+    pub(crate) ticket: u64,
+}
+
+impl Drop for LendingGuard {
+    fn drop(&mut self) {
+        // A closed inbox has ended everything.
+        let _ = self.inbox.push(Event::EndLending { ticket: self.ticket });
+    }
+}
+
+/// Blocks to be filled from another worker. However it ends, dropping it tells the engine how much is there.
+#[derive(Debug)]
+pub(crate) struct Filling {
+    /// What the client asked for, with the worker that computes its prompt.
+    pub(crate) request: Arc<GenerateRequest>,
+    pub(crate) hold: Hold,
+    /// Ends when nobody wants the request any more; its blocks are not to be written then.
+    pub(crate) cancelled: oneshot::Receiver<()>,
+    pub(crate) filled: Filled,
+}
+
+/// What is filled, told to the engine when dropped.
+#[derive(Debug)]
+pub(crate) struct Filled {
+    pub(crate) inbox: Inbox,
+    pub(crate) key: SequenceKey,
+    /// Tokens from the first on whose KV is there in every layer.
+    pub(crate) n_tokens: usize,
+}
+
+impl Drop for Filled {
+    fn drop(&mut self) {
+        // A closed inbox has ended everything.
+        let _ = self.inbox.push(Event::Filled { key: self.key, n_tokens: self.n_tokens });
+    }
+}
+
+/// Gets prompts from other workers.
+pub(crate) trait Fetch: Send + Sync {
+    /// Begins to fill blocks, at once and without waiting.
+    fn fetch(&self, filling: Filling);
+}
+
+/// Tells readers of prompts that are computed for others as each layer of a step is done.
+#[derive(Debug, Default)]
+pub struct Layers {
+    /// Of the step that runs.
+    watched: Mutex<Vec<Watched>>,
+}
+
+/// A sequence of a step whose progress is told.
+#[derive(Clone, Debug)]
+pub(crate) struct Watched {
+    pub(crate) progress: watch::Sender<Progress>,
+    /// Its tokens whose KV is there after the step.
+    pub(crate) n_tokens: u32,
+}
+
+impl Layers {
+    /// A step begins.
+    pub(crate) fn begin(&self, watched: Vec<Watched>) {
+        *self.lock() = watched;
+    }
+
+    /// The step's KV of a layer is written.
+    pub fn written(&self, layer: usize) {
+        for Watched { progress, n_tokens } in self.lock().iter() {
+            progress.send_modify(|progress| {
+                if let Some(of_layer) = progress.n_tokens.get_mut(layer) {
+                    *of_layer = *n_tokens;
+                }
+            });
+        }
+    }
+
+    /// The step is over: whoever was not told of layers is told of all.
+    pub(crate) fn end(&self) {
+        for Watched { progress, n_tokens } in self.lock().drain(..) {
+            progress.send_if_modified(|progress| {
+                let is_new = progress.n_tokens.iter().any(|of_layer| *of_layer < n_tokens);
+                progress.n_tokens.fill(n_tokens);
+                is_new
+            });
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Watched>> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
