@@ -79,7 +79,7 @@ impl Decisions {
         let remembered = ring.find(request, key)?;
         let actual_ms = remembered.elapsed_ms(now);
         remembered.first_token_ms = Some(actual_ms);
-        Some((actual_ms, remembered.decision.chosen().prediction.first_token_ms))
+        Some((actual_ms, remembered.decision.computes().prediction.first_token_ms))
     }
 
     /// Notes that nothing came of a placement, by the error's code.
@@ -130,7 +130,12 @@ mod tests {
             n_requests: 0,
             prediction: Prediction { first_token_ms, ..Prediction::default() },
         };
-        Decision { considered: times_ms.iter().enumerate().map(considered).collect(), chosen, reason: Reason::Load }
+        Decision {
+            considered: times_ms.iter().enumerate().map(considered).collect(),
+            chosen,
+            prefill: None,
+            reason: Reason::Load,
+        }
     }
 
     fn key(number: u64) -> PlacementKey {

@@ -10,8 +10,8 @@ mod lending;
 mod metrics;
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use contract::cost::StepLoad;

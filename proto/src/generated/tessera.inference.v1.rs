@@ -230,7 +230,7 @@ pub struct ExplainResponse {
 pub struct PlacementDecision {
     #[prost(string, tag = "1")]
     pub reason: ::prost::alloc::string::String,
-    /// The chosen one first, then the soonest.
+    /// The chosen one first, then who computes its prompt, if that is another, then the soonest.
     #[prost(message, repeated, tag = "2")]
     pub candidates: ::prost::alloc::vec::Vec<PlacementCandidate>,
     /// Engines that were considered, also those left out above.
@@ -245,6 +245,9 @@ pub struct PlacementDecision {
     /// From placement to that.
     #[prost(double, optional, tag = "6")]
     pub failed_after_ms: ::core::option::Option<f64>,
+    /// Who computes the prompt for the chosen one, the second candidate; empty when the chosen one does.
+    #[prost(string, tag = "7")]
+    pub prefill_engine: ::prost::alloc::string::String,
 }
 /// An engine as the router saw it; times are predictions.
 #[derive(Clone, PartialEq, ::prost::Message)]

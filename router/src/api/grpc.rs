@@ -139,7 +139,8 @@ fn recalled(one: Remembered) -> wire::PlacementDecision {
 }
 
 fn foreseen(decision: Decision) -> wire::PlacementDecision {
-    let Decision { considered, reason, .. } = decision.soonest_first();
+    let Decision { considered, prefill, reason, .. } = decision.soonest_first();
+    let prefill_engine = prefill.map(|index| considered[index].engine.to_string()).unwrap_or_default();
     let n_considered = considered.len();
     let candidate = |one: Considered| wire::PlacementCandidate {
         engine: one.engine.to_string(),
@@ -156,6 +157,7 @@ fn foreseen(decision: Decision) -> wire::PlacementDecision {
         reason: reason.name().to_owned(),
         candidates: considered.into_iter().map(candidate).collect(),
         n_candidates: u32::try_from(n_considered).unwrap_or(u32::MAX),
+        prefill_engine,
         ..wire::PlacementDecision::default()
     }
 }

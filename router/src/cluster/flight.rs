@@ -8,6 +8,7 @@ use contract::ledger::{LedgerEvent, PlacedWork, PlacementKey};
 use daemon::clock;
 
 use super::Cluster;
+use crate::route::placer::PlacedPrefill;
 
 /// Keeps a placement in the ledger until it is dropped.
 pub(crate) struct Flight {
@@ -16,19 +17,30 @@ pub(crate) struct Flight {
     key: PlacementKey,
     work: PlacedWork,
     is_prefilled: bool,
+    /// The share of the engine that computes the prompt, while it does.
+    prefill: Option<PlacedPrefill>,
 }
 
 impl Flight {
     /// Takes over a placement that is in this router's ledger already, and tells the others of it.
-    pub(super) fn new(cluster: &Arc<Cluster>, request: RequestId, key: PlacementKey, work: PlacedWork) -> Self {
+    pub(super) fn new(
+        cluster: &Arc<Cluster>,
+        request: RequestId,
+        key: PlacementKey,
+        work: PlacedWork,
+        prefill: Option<PlacedPrefill>,
+    ) -> Self {
         cluster.ledger.outbox.put(LedgerEvent::Placed(key, work.clone()));
-        Self { cluster: Arc::clone(cluster), request, key, work, is_prefilled: false }
+        if let Some(prefill) = &prefill {
+            cluster.ledger.outbox.put(LedgerEvent::Placed(prefill.key, prefill.work.clone()));
+        }
+        Self { cluster: Arc::clone(cluster), request, key, work, is_prefilled: false, prefill }
     }
 
     /// Enters another choice of the same prompt.
     pub(crate) fn beside(&self) -> Self {
         let (key, work) = self.cluster.placer.place_beside(&self.work, clock::now());
-        Self::new(&self.cluster, self.request, key, work)
+        Self::new(&self.cluster, self.request, key, work, None)
     }
 
     /// The prompt is computed: the first token came.
@@ -37,6 +49,7 @@ impl Flight {
             return;
         }
         self.is_prefilled = true;
+        self.end_prefill();
         self.tell(LedgerEvent::FirstToken(self.key));
         if let Some((actual_ms, predicted_ms)) =
             self.cluster.decisions.first_token(self.request, self.key, clock::now())
@@ -52,7 +65,14 @@ impl Flight {
 
     /// Prompt tokens that are computed for it.
     pub(crate) fn tokens_new(&self) -> u64 {
-        u64::from(self.work.tokens_new)
+        let elsewhere = self.prefill.as_ref().map_or(0, |prefill| prefill.work.tokens_new);
+        u64::from(self.work.tokens_new + elsewhere)
+    }
+
+    fn end_prefill(&mut self) {
+        if let Some(prefill) = self.prefill.take() {
+            self.tell(LedgerEvent::Finished(prefill.key));
+        }
     }
 
     fn tell(&self, event: LedgerEvent) {
@@ -64,6 +84,7 @@ impl Flight {
 
 impl Drop for Flight {
     fn drop(&mut self) {
+        self.end_prefill();
         self.tell(LedgerEvent::Finished(self.key));
     }
 }

@@ -122,6 +122,7 @@ async fn link(
         line: line.clone(),
         context_length: identity.context_length,
         numerics: identity.numerics,
+        address: peer.address.clone(),
         draining: Arc::clone(&peer.draining),
     };
     linked.engines = ids.into_iter().map(|id| Arc::new(engine(id))).collect();

@@ -17,7 +17,7 @@ use contract::demand::{RouterDemand, TenantDemand};
 use contract::error::RequestError;
 use contract::ids::{EngineId, Incarnation, RequestId, TenantId};
 use contract::model::Fingerprint;
-use contract::request::GenerateRequest;
+use contract::request::{GenerateRequest, PrefillPeer};
 use contract::view::{ClusterView, EngineView, Role};
 use daemon::telemetry::names::attribute;
 use proto::exchange::Line;
@@ -46,6 +46,8 @@ pub(crate) struct Engine {
     pub(crate) context_length: u32,
     /// Engines of equal ones say the same tokens.
     pub(crate) numerics: Fingerprint,
+    /// host:port of its worker.
+    pub(crate) address: String,
     /// Shared by all engines of one worker.
     draining: Arc<AtomicBool>,
 }
@@ -90,6 +92,8 @@ pub(crate) struct Resumed<'a> {
 /// Where a request was placed.
 pub(crate) struct Placement {
     pub(crate) engine: Arc<Engine>,
+    /// Who computes the prompt, if that is another.
+    pub(crate) prefill: Option<PrefillPeer>,
     pub(crate) flight: Flight,
 }
 
@@ -173,19 +177,25 @@ impl Cluster {
         let view = self.view.load();
         let targets: Vec<Target<'_>> = engines.iter().map(|engine| target(engine, &view, backlog)).collect();
         let (now, random) = (daemon::clock::now(), daemon::random::u64());
-        let Placed { index, decision, key, work } = self.placer.place(&targets, prompt, patience, now, random)?;
-        let chosen = decision.chosen();
+        let Placed { index, decision, key, work, prefill } =
+            self.placer.place(&targets, prompt, patience, now, random)?;
+        let (chosen, computes) = (decision.chosen(), decision.computes());
         let reason = decision.reason.name();
         tracing::debug!(engine = %chosen.engine, reason, tokens_cached = chosen.tokens_cached,
-            predicted_ms = chosen.prediction.first_token_ms, n_candidates = targets.len(), "placed");
+            predicted_ms = computes.prediction.first_token_ms, computed_by = %computes.engine, n_candidates = targets.len(), "placed");
         let span = tracing::Span::current();
         span.record(attribute::ROUTE_ENGINE, field::display(&chosen.engine));
         span.record(attribute::ROUTE_REASON, reason);
         span.record(attribute::ROUTE_CACHED_TOKENS, chosen.tokens_cached);
-        span.record(attribute::ROUTE_PREDICTED_MS, chosen.prediction.first_token_ms);
+        span.record(attribute::ROUTE_PREDICTED_MS, computes.prediction.first_token_ms);
         self.metrics.placed(decision.reason, patience == Patience::None);
         self.decisions.put(request, key, decision, now);
-        Ok(Placement { engine: Arc::clone(engines[index]), flight: Flight::new(self, request, key, work) })
+        let peer = prefill.as_ref().map(|prefill| engines[prefill.index]);
+        Ok(Placement {
+            engine: Arc::clone(engines[index]),
+            prefill: peer.map(|peer| PrefillPeer { engine: peer.id.clone(), address: peer.address.clone() }),
+            flight: Flight::new(self, request, key, work, prefill),
+        })
     }
 
     /// Where a prompt would go now.
@@ -303,12 +313,11 @@ impl Cluster {
 
 fn target<'a>(engine: &'a Engine, view: &'a HashMap<EngineId, EngineView>, backlog: &Backlog) -> Target<'a> {
     let viewed = view.get(&engine.id);
-    // Nothing hands a prefill over yet, so an engine that only prefills finishes no request.
-    let is_excluded = viewed.is_some_and(|view| view.draining || view.role == Role::Prefill);
     Target {
         engine: &engine.id,
         occupancy: viewed.and_then(|view| view.occupancy.as_ref()),
-        draining: is_excluded || engine.draining.load(Ordering::Relaxed),
+        draining: viewed.is_some_and(|view| view.draining) || engine.draining.load(Ordering::Relaxed),
+        role: viewed.map_or(Role::Mixed, |view| view.role),
         backlog_ms: backlog.get(&engine.id).copied().unwrap_or(0.0),
     }
 }

@@ -73,7 +73,7 @@ impl Service {
     fn forecast(&self, asked: &Asked) -> Forecast {
         let explained = self.cluster.explain(&asked.tenant, asked.n_tokens, &asked.blocks);
         let Ok(decision) = explained else { return Forecast::default() };
-        let chosen = decision.chosen();
+        let chosen = decision.computes();
         let tokens_new = |cached: u64| asked.n_tokens.saturating_sub(cached).max(1);
         let known = decision.considered.iter().filter(|one| one.prediction.prefill_ms > 0.0);
         Forecast {

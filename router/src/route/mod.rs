@@ -5,6 +5,7 @@ pub mod placer;
 pub mod policy;
 mod predict;
 mod recent;
+mod split;
 
 use contract::cost::CostCoefficients;
 use contract::ids::EngineId;

@@ -11,10 +11,11 @@ use contract::hash::BlockHash;
 use contract::ids::{EngineId, Incarnation, TenantId};
 use contract::ledger::{Ledger, LedgerEvent, PlacedWork, PlacementKey};
 use contract::occupancy::Occupancy;
+use contract::view::Role;
 
 use super::directory::{Match, PrefixDirectory};
 use super::recent::Recent;
-use super::{Candidate, Choice, Prediction, Reason, Room, RoutePolicy, Situation};
+use super::{Candidate, Choice, Prediction, Reason, Room, RoutePolicy, Situation, split};
 
 /// What an engine is taken to cost before any has reported: only the order of candidates depends on it.
 const COST_UNKNOWN: CostCoefficients = CostCoefficients {
@@ -51,6 +52,8 @@ pub struct Target<'a> {
     pub occupancy: Option<&'a Occupancy>,
     /// Takes no new work.
     pub draining: bool,
+    /// What it does of a request.
+    pub role: Role,
     /// Predicted prefill of what waits at this router for the engine and goes before the prompt, in milliseconds.
     pub backlog_ms: f64,
 }
@@ -103,10 +106,12 @@ pub struct Considered {
 /// A choice and all it was made from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Decision {
-    /// Engines that took work, in the order of the targets.
+    /// Engines that took requests, then those that compute prompts for others, each in the order of the targets.
     pub considered: Vec<Considered>,
     /// Index of the chosen one among them.
     pub chosen: usize,
+    /// Index of the one that computes the prompt, if that is another.
+    pub prefill: Option<usize>,
     /// Why that one.
     pub reason: Reason,
 }
@@ -119,6 +124,19 @@ pub struct Placed {
     /// Why there.
     pub decision: Decision,
     /// Names it in the ledger.
+    pub key: PlacementKey,
+    /// What other routers are to be told.
+    pub work: PlacedWork,
+    /// Who computes the prompt, if that is another engine: until the first token it has work of its own.
+    pub prefill: Option<PlacedPrefill>,
+}
+
+/// The prompt of a placement that another engine computes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlacedPrefill {
+    /// Index of that engine into the targets.
+    pub index: usize,
+    /// Names its share in the ledger.
     pub key: PlacementKey,
     /// What other routers are to be told.
     pub work: PlacedWork,
@@ -200,33 +218,41 @@ impl Placer {
             targets.iter().position(|target| target.engine == engine).expect("it is one of the targets")
         };
         let mut decision = self.decide(targets, prompt, turn, now, random).ok_or(NotPlaced::NoEngine)?;
-        let mut chosen = decision.chosen();
-        if patience == Patience::Any && chosen.prediction.wait_ms >= ahead_ms {
+        if patience == Patience::Any && decision.computes().prediction.wait_ms >= ahead_ms {
             let free = decision.considered.iter().filter(|one| one.prediction.wait_ms < ahead_ms);
             let free: Vec<Target<'_>> = free.map(|one| targets[index_of(&one.engine)]).collect();
             decision = self.decide(&free, prompt, turn, now, random).unwrap_or(decision);
-            chosen = decision.chosen();
         }
-        let (prediction, index) = (chosen.prediction, index_of(&chosen.engine));
+        let (chosen, computes) = (decision.chosen(), decision.computes());
+        let (prediction, index) = (computes.prediction, index_of(&computes.engine));
         if patience != Patience::None && prediction.wait_ms >= ahead_ms {
             let wait_ms = prediction.wait_ms - ahead_ms;
             return Err(NotPlaced::Busy { index, wait_ms, prefill_ms: prediction.prefill_ms });
         }
-        let held_ms = self.held_ms(&chosen.engine, prediction.wait_ms, prompt.n_before, now);
+        let held_ms = self.held_ms(&computes.engine, prediction.wait_ms, prompt.n_before, now);
         if patience != Patience::None && held_ms > 0.0 {
             return Err(NotPlaced::Busy { index, wait_ms: held_ms, prefill_ms: prediction.prefill_ms });
         }
-        let key = self.next_key();
-        let work = PlacedWork {
-            engine: chosen.engine.clone(),
-            tenant: prompt.tenant.clone(),
-            tokens_new: clamp(prompt.n_tokens.saturating_sub(chosen.tokens_cached)),
-            tokens_prompt: clamp(prompt.n_tokens),
-            prefill_us: (prediction.prefill_ms * 1e3) as u64,
+        let placed = |engine: &EngineId| {
+            let computed = |value: u64| if *engine == computes.engine { value } else { 0 };
+            let work = PlacedWork {
+                engine: engine.clone(),
+                tenant: prompt.tenant.clone(),
+                tokens_new: clamp(computed(prompt.n_tokens.saturating_sub(computes.tokens_cached))),
+                tokens_prompt: clamp(prompt.n_tokens),
+                prefill_us: computed((prediction.prefill_ms * 1e3) as u64),
+            };
+            let key = self.next_key();
+            self.directory.promise(engine, prompt.hashes, now, now + self.settings.promise);
+            self.tell(LedgerEvent::Placed(key, work.clone()), now);
+            (key, work)
         };
-        self.directory.promise(&work.engine, prompt.hashes, now, now + self.settings.promise);
-        self.tell(LedgerEvent::Placed(key, work.clone()), now);
-        Ok(Placed { index, decision, key, work })
+        let (key, work) = placed(&chosen.engine);
+        let prefill = decision.prefill.map(|_| {
+            let (key, work) = placed(&computes.engine);
+            PlacedPrefill { index, key, work }
+        });
+        Ok(Placed { index: index_of(&chosen.engine), key, work, prefill, decision })
     }
 
     /// What `place` would choose, without placing anything; none when no target takes work.
@@ -285,13 +311,20 @@ impl Placer {
         now: Instant,
         random: u64,
     ) -> Option<Decision> {
-        let usable = targets.iter().filter(|target| !target.draining);
-        let candidates = self.candidates(usable, prompt, now);
+        let usable = || targets.iter().filter(|target| !target.draining);
+        // Where all compute prompts for others, there are no others.
+        let takes_requests = |target: &&Target<'_>| target.role != Role::Prefill;
+        let is_any = usable().any(|target| takes_requests(&target));
+        let mut candidates = self.candidates(usable().filter(|target| !is_any || takes_requests(target)), prompt, now);
+        let prefills = usable().filter(|target| is_any && !takes_requests(target));
+        let n_takers = candidates.len();
+        candidates.extend(self.candidates(prefills, prompt, now));
+        let (candidates, prefills) = candidates.split_at(n_takers);
         if candidates.is_empty() {
             return None;
         }
         let situation = Situation {
-            candidates: &candidates,
+            candidates,
             n_prompt_tokens: prompt.n_tokens,
             session: prompt.session,
             decode_ms_goal: self.settings.decode_ms_goal,
@@ -299,15 +332,23 @@ impl Placer {
             random,
         };
         let Choice { index: chosen, reason } = self.policy.choose(&situation);
-        let considered = |candidate: &Candidate<'_>| Considered {
+        let considered = |candidate: &Candidate<'_>, prediction| Considered {
             engine: candidate.engine.clone(),
             tokens_cached: candidate.tokens_cached,
             tokens_promised: candidate.tokens_promised,
             tokens_ahead: candidate.tokens_ahead(),
             n_requests: candidate.n_requests(),
-            prediction: situation.predict(candidate),
+            prediction,
         };
-        Some(Decision { considered: candidates.iter().map(considered).collect(), chosen, reason })
+        let split = split::choose(&situation, &candidates[chosen], prefills);
+        let takers = candidates.iter().map(|candidate| considered(candidate, situation.predict(candidate)));
+        let pair = |prefill| considered(prefill, split::predict_pair(&situation, &candidates[chosen], prefill));
+        Some(Decision {
+            considered: takers.chain(prefills.iter().map(pair)).collect(),
+            chosen,
+            prefill: split.map(|(index, _)| n_takers + index),
+            reason,
+        })
     }
 
     fn candidates<'a>(
@@ -353,12 +394,20 @@ impl Decision {
         &self.considered[self.chosen]
     }
 
-    /// The same with the chosen engine first, then those whose first token was expected soonest.
+    /// The engine that computes the prompt.
+    pub fn computes(&self) -> &Considered {
+        &self.considered[self.prefill.unwrap_or(self.chosen)]
+    }
+
+    /// The same with the chosen engine first, then the one that computes its prompt, if that is another, then those whose
+    /// first token was expected soonest.
     pub(crate) fn soonest_first(mut self) -> Self {
         self.considered.swap(0, self.chosen);
-        self.considered[1..]
+        // Those that compute for others come after those that can be chosen, so that the first swap moved none of them.
+        let prefill = self.prefill.map(|index| self.considered.swap(1, index)).map(|()| 1);
+        self.considered[1 + prefill.unwrap_or(0)..]
             .sort_by(|one, two| one.prediction.first_token_ms.total_cmp(&two.prediction.first_token_ms));
-        Self { chosen: 0, ..self }
+        Self { chosen: 0, prefill, ..self }
     }
 }
 
@@ -394,7 +443,8 @@ mod tests {
         };
         let placer = Placer::new(policy::by_name(policy::DEFAULT).unwrap(), settings, Incarnation(1));
         let engine = EngineId { worker: "w".into(), incarnation: Incarnation(2), data_rank: DataRank(0) };
-        let targets = [Target { engine: &engine, occupancy: None, draining: false, backlog_ms: 0.0 }];
+        let targets =
+            [Target { engine: &engine, occupancy: None, draining: false, role: Role::Mixed, backlog_ms: 0.0 }];
         let (tenant, start) = ("t".into(), daemon::clock::now());
         // Each takes 125 ms.
         let left_ms = |n_before, after_ms| {

@@ -10,7 +10,7 @@ use contract::error::RequestError;
 use contract::ids::{EngineId, Incarnation, RequestId, TenantId};
 use contract::ledger::{LedgerEvent, PlacedWork, PlacementKey};
 use contract::occupancy::Occupancy;
-use contract::view::ClusterView;
+use contract::view::{ClusterView, Role};
 use engine::{Output, OutputEvent};
 use router::admission::{Ask, FairQueue, Order, QueueBounds, Turn};
 use router::route::RoutePolicy;
@@ -442,6 +442,7 @@ impl Router {
                 engine: &peer.engine,
                 occupancy: occupancy(&self.view, &peer.engine),
                 draining: false,
+                role: Role::Mixed,
                 backlog_ms: backlog_ms[worker],
             })
             .collect();
@@ -469,7 +470,7 @@ impl Router {
         progress.worker = Some(worker);
         if progress.first_token.is_none() {
             progress.placed = around.network.now;
-            progress.predicted_ms = placed.decision.chosen().prediction.first_token_ms;
+            progress.predicted_ms = placed.decision.computes().prediction.first_token_ms;
         }
         let forgets = progress.n_tokens == 0 || self.planted == Some(Planted::ForgetTokens);
         let generated = if forgets { Vec::new() } else { progress.tokens.clone() };

@@ -14,9 +14,9 @@ use daemon::clock;
 use engine::{CostFit, Engine};
 use tokio::sync::{oneshot, watch};
 
+use super::lending::Lendings;
 use super::metrics::Metrics;
 use super::{EngineFailure, EngineLoop, ExecutorThread};
-use super::lending::Lendings;
 use crate::executor::Executor;
 use crate::inbox::{Event, Inbox, LendRequest, Submission};
 use crate::kv_events::{KvPublisher, KvView};
@@ -102,13 +102,8 @@ pub(crate) fn assemble(
         events: VecDeque::new(),
         outputs: Vec::new(),
     };
-    let handle = EngineHandle {
-        inbox,
-        occupancy: occupancy_reader,
-        bounds,
-        n_layers,
-        next_ticket: Arc::new(AtomicU64::new(0)),
-    };
+    let handle =
+        EngineHandle { inbox, occupancy: occupancy_reader, bounds, n_layers, next_ticket: Arc::new(AtomicU64::new(0)) };
     Ok((handle, engine_loop))
 }
 

@@ -32,7 +32,13 @@ struct Lent {
 
 impl Lendings {
     /// A prompt was queued for others.
-    pub(super) fn begin(&mut self, ticket: u64, request: RequestId, key: SequenceKey, progress: watch::Sender<Progress>) {
+    pub(super) fn begin(
+        &mut self,
+        ticket: u64,
+        request: RequestId,
+        key: SequenceKey,
+        progress: watch::Sender<Progress>,
+    ) {
         self.tickets.insert(request, ticket);
         self.by_ticket.insert(ticket, Lent { request, key, slot: None, has_hold: false, progress });
     }
@@ -70,7 +76,8 @@ impl Lendings {
                 HoldUsage::Fill => to_fill.push(hold),
                 HoldUsage::Read => {
                     let ticket = self.tickets.get(&hold.request).copied();
-                    let Some((ticket, lent)) = ticket.and_then(|ticket| Some((ticket, self.by_ticket.get_mut(&ticket)?)))
+                    let Some((ticket, lent)) =
+                        ticket.and_then(|ticket| Some((ticket, self.by_ticket.get_mut(&ticket)?)))
                     else {
                         engine.let_go(hold.key, 0);
                         continue;

@@ -64,8 +64,13 @@ fn decision_text(policy: &str, decision: &PlacementDecision) -> String {
     let chosen = decision.candidates.first();
     let name = chosen.map_or("no worker", |chosen| chosen.engine.as_str());
     let mut lines = vec![format!("{name} by {policy}, for its {}", because(&decision.reason))];
-    if let (Some(chosen), Some(actual)) = (chosen, decision.actual_first_token_ms) {
-        lines.push(format!("first token after {actual:.1} ms, predicted {:.1} ms", chosen.first_token_ms));
+    let is_split = !decision.prefill_engine.is_empty();
+    if is_split {
+        lines.push(format!("its prompt is computed on {}", decision.prefill_engine));
+    }
+    let computes = decision.candidates.get(usize::from(is_split));
+    if let (Some(computes), Some(actual)) = (computes, decision.actual_first_token_ms) {
+        lines.push(format!("first token after {actual:.1} ms, predicted {:.1} ms", computes.first_token_ms));
     }
     if !decision.failure.is_empty() {
         let after = decision.failed_after_ms.unwrap_or_default();

@@ -6,7 +6,7 @@ use contract::ledger::EngineLoad;
 use proptest::prelude::*;
 
 use super::*;
-use crate::route::{Candidate, Choice, Reason, Room, Situation};
+use crate::route::{Candidate, Choice, Prediction, Reason, Room, Situation};
 
 /// Prefilling requests, tokens they compute, decoding requests, cached tokens of an engine.
 type Row = (u32, u64, u32, u64);
@@ -178,10 +178,17 @@ proptest! {
     #[test]
     fn no_other_engine_is_better_in_load_and_prefix(rows in rows(), n in 1..2_000_u64, random: u64) {
         let change = |situation: &mut Situation<'_>| (situation.n_prompt_tokens, situation.random) = (n, random);
-        let chosen = rows[choose(&PrefixLatency, &rows, change).index];
-        for row in rows {
-            let better = row.1 < chosen.1 && row.2 <= chosen.2 && row.3.min(n) > chosen.3.min(n);
-            prop_assert!(!better, "{row:?} is better than {chosen:?}");
+        let chosen = choose(&PrefixLatency, &rows, change).index;
+        let predictions: Vec<Prediction> = with_situation(&rows, change, |situation| {
+            situation.candidates.iter().map(|candidate| situation.predict(candidate)).collect()
+        });
+        // Those that are closer than a quarter of a decode step count as equally good.
+        let equal_ms = 0.25 * predictions.iter().map(|prediction| prediction.decode_ms).fold(0.0, f64::max);
+        for (row, prediction) in rows.iter().zip(&predictions) {
+            let (row, taken) = (row, &rows[chosen]);
+            let better = row.1 < taken.1 && row.2 <= taken.2 && row.3.min(n) > taken.3.min(n);
+            let sooner_ms = predictions[chosen].first_token_ms - prediction.first_token_ms;
+            prop_assert!(!better || sooner_ms <= equal_ms, "{row:?} is better than {taken:?} by {sooner_ms} ms");
         }
     }
 

@@ -1,0 +1,101 @@
+//! Whether a prompt is better computed on another engine than on the one that goes on with it.
+
+use super::{Candidate, Prediction, Situation};
+
+/// From the end of a prefill elsewhere to the step that goes on with it, in milliseconds: the last layer's way and the news
+/// of it; what is before it overlaps with the prefill.
+const HAND_OVER_MS: f64 = 2.0;
+/// What a millisecond costs in which a request that decodes waits for another's prompt, in milliseconds of first-token
+/// time.
+const STALL_PRICE: f64 = 0.1;
+
+/// Chooses who computes a prompt for `decode`, of candidates that compute for others: the one that is done soonest, if
+/// that serves all better than computing it on `decode`. Yields its index and what is expected of the pair.
+///
+/// A prompt that is computed beside requests that decode holds up each of them, so that a pair may take longer than the
+/// engine alone and still be better.
+pub(super) fn choose(
+    situation: &Situation<'_>,
+    decode: &Candidate<'_>,
+    prefills: &[Candidate<'_>],
+) -> Option<(usize, Prediction)> {
+    let alone = situation.predict(decode);
+    let alone_ms = alone.first_token_ms + STALL_PRICE * alone.prefill_ms * f64::from(decode.load.n_decoding);
+    let pairs = prefills.iter().enumerate().filter(|(_, prefill)| has_room(situation, prefill));
+    let pairs = pairs.map(|(index, prefill)| (index, predict_pair(situation, decode, prefill)));
+    let soonest = pairs.min_by(|(_, one), (_, two)| one.first_token_ms.total_cmp(&two.first_token_ms));
+    soonest.filter(|(_, pair)| pair.first_token_ms < alone_ms)
+}
+
+/// What is expected where `prefill` computes the prompt for `decode`.
+pub(super) fn predict_pair(situation: &Situation<'_>, decode: &Candidate<'_>, prefill: &Candidate<'_>) -> Prediction {
+    let (computed, decode_ms) = (situation.predict(prefill), situation.predict(decode).decode_ms);
+    Prediction { first_token_ms: computed.first_token_ms + HAND_OVER_MS + decode_ms, decode_ms, ..computed }
+}
+
+fn has_room(situation: &Situation<'_>, prefill: &Candidate<'_>) -> bool {
+    let new = situation.n_prompt_tokens.saturating_sub(prefill.tokens_cached);
+    prefill.blocks.is_none_or(|room| room.tokens_available >= new)
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::cost::CostCoefficients;
+    use contract::ids::{DataRank, EngineId, Incarnation};
+    use contract::ledger::EngineLoad;
+
+    use super::*;
+
+    const COST: CostCoefficients = CostCoefficients {
+        prefill_base_ms: 0.0,
+        prefill_per_token_ms: 1.0,
+        prefill_per_token_context_ms: 0.0,
+        decode_base_ms: 10.0,
+        decode_per_sequence_ms: 0.0,
+        decode_per_context_token_ms: 0.0,
+    };
+
+    fn candidate(engine: &EngineId, wait_ms: f64, n_decoding: u32, tokens_cached: u64) -> Candidate<'_> {
+        Candidate {
+            engine,
+            load: EngineLoad { wait_ms, n_decoding, n_prefilling: u32::from(wait_ms > 0.0), ..EngineLoad::default() },
+            tokens_queued: 0,
+            n_reported: 0,
+            tokens_running: 0,
+            blocks: None,
+            cost: COST,
+            step_tokens: 1_000,
+            n_recent: 0.0,
+            backlog_ms: 0.0,
+            tokens_cached,
+            tokens_promised: 0,
+        }
+    }
+
+    #[test]
+    fn a_prompt_is_computed_elsewhere_where_that_serves_all_better() {
+        let engine = EngineId { worker: "w".into(), incarnation: Incarnation(1), data_rank: DataRank(0) };
+        let of = |wait_ms, n_decoding, cached| candidate(&engine, wait_ms, n_decoding, cached);
+        let index = |decode: Candidate<'_>, prefills: &[Candidate<'_>]| {
+            let situation = Situation {
+                candidates: &[],
+                n_prompt_tokens: 100,
+                session: 0,
+                decode_ms_goal: f64::INFINITY,
+                turn: 0,
+                random: 0,
+            };
+            choose(&situation, &decode, prefills).map(|(index, _)| index)
+        };
+        assert_eq!(index(of(0.0, 0, 0), &[of(0.0, 0, 0)]), None, "an idle engine needs nobody");
+        assert_eq!(index(of(0.0, 8, 0), &[of(0.0, 0, 0)]), Some(0), "eight would wait for it");
+        assert_eq!(index(of(0.0, 8, 90), &[of(0.0, 0, 0)]), None, "most is there already");
+        assert_eq!(index(of(0.0, 8, 0), &[of(0.0, 0, 0), of(0.0, 0, 50)]), Some(1), "who holds a part is done sooner");
+        assert_eq!(index(of(0.0, 8, 0), &[of(500.0, 0, 0)]), None, "who has much to do is no help");
+        assert_eq!(index(of(300.0, 0, 0), &[of(0.0, 0, 0)]), Some(0), "an engine with much to do lets others");
+        assert_eq!(index(of(0.0, 8, 0), &[]), None);
+        let full =
+            Candidate { blocks: Some(crate::route::Room { tokens_available: 50, tokens_total: 100 }), ..of(0.0, 0, 0) };
+        assert_eq!(index(of(0.0, 8, 0), &[full]), None, "it has no room");
+    }
+}
