@@ -37,6 +37,7 @@ impl From<&Member> for wire::Member {
             n_data_ranks: member.n_data_ranks,
             identity: member.identity.as_ref().map(Into::into),
             draining: member.draining,
+            role: member.role.map_or(wire::Role::Unspecified, Into::into).into(),
             epoch: member.epoch,
         }
     }
@@ -54,6 +55,10 @@ impl TryFrom<wire::Member> for Member {
             n_data_ranks: member.n_data_ranks,
             identity: member.identity.map(TryInto::try_into).transpose()?,
             draining: member.draining,
+            role: match member.role {
+                0 => None,
+                told => Some(role(told)?),
+            },
             epoch: member.epoch,
         })
     }
@@ -263,6 +268,7 @@ mod tests {
             n_data_ranks: 1,
             identity: Some(view().engines[0].identity.clone()),
             draining: false,
+            role: None,
             epoch: 3,
         };
         let message = wire::Member::from(&member);

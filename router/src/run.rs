@@ -88,6 +88,7 @@ fn member(config: &Config, incarnation: Incarnation, address: String) -> Member 
         n_data_ranks: 0,
         identity: None,
         draining: false,
+        role: None,
         epoch: 0,
     }
 }

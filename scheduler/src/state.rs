@@ -223,7 +223,7 @@ fn engines_of(member: &Member) -> impl Iterator<Item = EngineView> {
         },
         address: member.address.clone(),
         identity: identity.clone(),
-        role: Role::Mixed,
+        role: member.role.unwrap_or(Role::Mixed),
         draining: member.draining,
         occupancy: None,
     })

@@ -107,6 +107,7 @@ fn worker(id: &str) -> Member {
         n_data_ranks: 1,
         identity: Some(identity),
         draining: false,
+        role: None,
         epoch: 0,
     }
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use contract::hash::HashKey;
 use contract::kv::KvDtype;
+use contract::view::Role;
 use daemon::announce::Announce;
 use daemon::server::ServerConfig;
 use kernels::{ComputeDtype, ISA_VARIABLE, Isa};
@@ -55,6 +56,9 @@ pub struct Config {
     pub advertise: String,
     /// Model files: a Hugging Face folder or a GGUF file.
     pub model: PathBuf,
+    /// What it does of a request: `mixed` all of it, `prefill` prompts for others, `decode` what follows prompts that
+    /// others compute where that serves all better; absent leaves it to the scheduler.
+    pub role: Option<Role>,
     /// What computes, `model` or `sim`.
     pub engine: EngineKind,
     /// With `sim`: a profile that every build knows (`mooncake`, `ascend-910b`, `cpu`, `instant`) or a TOML file. Block
@@ -127,6 +131,7 @@ impl Default for Config {
             listen: "127.0.0.1:0".to_owned(),
             advertise: String::new(),
             model: PathBuf::new(),
+            role: None,
             engine: EngineKind::Model,
             sim_profile: PathBuf::from("instant"),
             packed_cache: None,

@@ -66,6 +66,7 @@ pub(crate) async fn serve(
         n_data_ranks: 1,
         identity: Some(identity.clone()),
         draining: false,
+        role: config.role,
         epoch: 0,
     };
     let pace = Pace { interval: Duration::from_millis(config.report_interval_ms), heartbeat: config.heartbeat() };
@@ -78,6 +79,7 @@ pub(crate) async fn serve(
         engine: handle.clone(),
         id,
         identity,
+        transfer_address: String::new(),
         heartbeat: config.heartbeat(),
         snapshot_blocks_max: config.kv_snapshot_blocks_max,
         shutdown: stopping.clone(),

@@ -31,6 +31,8 @@ pub(crate) struct Service {
     pub(crate) engine: EngineHandle,
     pub(crate) id: EngineId,
     pub(crate) identity: ModelIdentity,
+    /// Where it listens for transfers; empty where it takes no part in them.
+    pub(crate) transfer_address: String,
     /// Longest silence of a KV watch.
     pub(crate) heartbeat: Duration,
     /// Blocks in one part of a KV snapshot.
@@ -80,7 +82,11 @@ impl Worker for Service {
 
     async fn describe(&self, _: Request<wire::DescribeRequest>) -> Result<Response<wire::DescribeResponse>, Status> {
         let engines = vec![(&self.id).into()];
-        Ok(Response::new(wire::DescribeResponse { engines, identity: Some((&self.identity).into()) }))
+        Ok(Response::new(wire::DescribeResponse {
+            engines,
+            identity: Some((&self.identity).into()),
+            transfer_address: self.transfer_address.clone(),
+        }))
     }
 }
 

@@ -50,7 +50,7 @@ pub struct GenerateRequest {
 pub struct PrefillPeer {
     /// The engine.
     pub engine: EngineId,
-    /// host:port of its worker's gRPC server.
+    /// host:port where its worker listens for transfers.
     pub address: String,
 }
 

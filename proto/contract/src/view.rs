@@ -35,6 +35,8 @@ pub struct Member {
     pub identity: Option<ModelIdentity>,
     /// Takes no new work.
     pub draining: bool,
+    /// What it does of a request, of workers that were told; none leaves it to the scheduler.
+    pub role: Option<Role>,
     /// One more for each lease that this life made.
     pub epoch: u64,
 }

@@ -21,6 +21,9 @@ pub struct Member {
     /// One more for each lease that this life of the member made.
     #[prost(uint64, tag = "8")]
     pub epoch: u64,
+    /// Of workers that were told; unset leaves it to the scheduler.
+    #[prost(enumeration = "Role", tag = "9")]
+    pub role: i32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RegisterRequest {

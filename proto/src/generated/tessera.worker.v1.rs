@@ -81,7 +81,7 @@ pub struct GenerateRequest {
 pub struct PrefillPeer {
     #[prost(message, optional, tag = "1")]
     pub engine: ::core::option::Option<EngineId>,
-    /// host:port of its worker's gRPC server.
+    /// host:port where its worker listens for transfers.
     #[prost(string, tag = "2")]
     pub address: ::prost::alloc::string::String,
 }
@@ -301,6 +301,9 @@ pub struct DescribeResponse {
     pub engines: ::prost::alloc::vec::Vec<EngineId>,
     #[prost(message, optional, tag = "2")]
     pub identity: ::core::option::Option<ModelIdentity>,
+    /// host:port where it listens for transfers of keys and values; empty where it takes no part in them.
+    #[prost(string, tag = "3")]
+    pub transfer_address: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]

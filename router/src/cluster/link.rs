@@ -106,7 +106,7 @@ async fn link(
 ) -> Result<std::convert::Infallible, Lost> {
     let channel = daemon::client::channel(&peer.address, &cluster.settings.channel_to_worker())?;
     let client = WorkerClient::new(channel).max_decoding_message_size(FRAME_BYTES_MAX);
-    let (identity, ids) = describe(cluster, peer, &client).await?;
+    let Described { identity, ids, transfer_address } = describe(cluster, peer, &client).await?;
     let opening = exchange::open(client.clone(), cluster.settings.reader_tokens_max as usize);
     let (line, traffic) = within(cluster.settings.handshake_timeout_ms, opening).await??;
     // Calls that run outlive the link: a worker that drains ends its watch first.
@@ -122,7 +122,7 @@ async fn link(
         line: line.clone(),
         context_length: identity.context_length,
         numerics: identity.numerics,
-        address: peer.address.clone(),
+        transfer_address: transfer_address.clone(),
         draining: Arc::clone(&peer.draining),
     };
     linked.engines = ids.into_iter().map(|id| Arc::new(engine(id))).collect();
@@ -153,12 +153,15 @@ async fn link(
     }
 }
 
-/// The model as both have it, with the worker's longest sequence and numerics, and the worker's engines.
-async fn describe(
-    cluster: &Cluster,
-    peer: &Peer,
-    client: &WorkerClient<Channel>,
-) -> Result<(ModelIdentity, Vec<EngineId>), Lost> {
+/// What a worker says of itself.
+struct Described {
+    /// The model as both have it, with the worker's longest sequence and numerics.
+    identity: ModelIdentity,
+    ids: Vec<EngineId>,
+    transfer_address: String,
+}
+
+async fn describe(cluster: &Cluster, peer: &Peer, client: &WorkerClient<Channel>) -> Result<Described, Lost> {
     let timeout_ms = cluster.settings.handshake_timeout_ms;
     let description = within(timeout_ms, client.clone().describe(DescribeRequest {})).await??.into_inner();
     let theirs: ModelIdentity = description.identity.ok_or(WireError::Missing("identity"))?.try_into()?;
@@ -170,7 +173,8 @@ async fn describe(
     if engines.is_empty() {
         return Err(WireError::Missing("engines").into());
     }
-    Ok((ModelIdentity { context_length: theirs.context_length, numerics: theirs.numerics, ..ours }, engines))
+    let identity = ModelIdentity { context_length: theirs.context_length, numerics: theirs.numerics, ..ours };
+    Ok(Described { identity, ids: engines, transfer_address: description.transfer_address })
 }
 
 async fn watch(

@@ -46,8 +46,8 @@ pub(crate) struct Engine {
     pub(crate) context_length: u32,
     /// Engines of equal ones say the same tokens.
     pub(crate) numerics: Fingerprint,
-    /// host:port of its worker.
-    pub(crate) address: String,
+    /// Where its worker listens for transfers; empty where it takes no part in them.
+    pub(crate) transfer_address: String,
     /// Shared by all engines of one worker.
     draining: Arc<AtomicBool>,
 }
@@ -193,7 +193,7 @@ impl Cluster {
         let peer = prefill.as_ref().map(|prefill| engines[prefill.index]);
         Ok(Placement {
             engine: Arc::clone(engines[index]),
-            prefill: peer.map(|peer| PrefillPeer { engine: peer.id.clone(), address: peer.address.clone() }),
+            prefill: peer.map(|peer| PrefillPeer { engine: peer.id.clone(), address: peer.transfer_address.clone() }),
             flight: Flight::new(self, request, key, work, prefill),
         })
     }
@@ -313,11 +313,13 @@ impl Cluster {
 
 fn target<'a>(engine: &'a Engine, view: &'a HashMap<EngineId, EngineView>, backlog: &Backlog) -> Target<'a> {
     let viewed = view.get(&engine.id);
+    // Whoever nobody can fetch from serves requests itself.
+    let role = viewed.map(|view| view.role).filter(|_| !engine.transfer_address.is_empty());
     Target {
         engine: &engine.id,
         occupancy: viewed.and_then(|view| view.occupancy.as_ref()),
         draining: viewed.is_some_and(|view| view.draining) || engine.draining.load(Ordering::Relaxed),
-        role: viewed.map_or(Role::Mixed, |view| view.role),
+        role: role.unwrap_or_default(),
         backlog_ms: backlog.get(&engine.id).copied().unwrap_or(0.0),
     }
 }

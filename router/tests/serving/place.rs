@@ -132,6 +132,7 @@ impl Place {
             n_data_ranks: 1,
             identity: Some(worker.identity.clone()),
             draining: false,
+            role: None,
             epoch: 0,
         };
         self.leases.push(self.membership.register(member, Duration::from_secs(2)).await.unwrap());

@@ -200,6 +200,7 @@ impl Worker for Service {
 
     async fn describe(&self, _: Request<DescribeRequest>) -> Result<Response<DescribeResponse>, Status> {
         let identity = Some((&self.identity).into());
-        Ok(Response::new(DescribeResponse { engines: vec![self.engine.clone()], identity }))
+        let engines = vec![self.engine.clone()];
+        Ok(Response::new(DescribeResponse { engines, identity, transfer_address: String::new() }))
     }
 }

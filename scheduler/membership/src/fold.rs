@@ -111,6 +111,7 @@ mod tests {
             n_data_ranks: 1,
             identity: None,
             draining: false,
+            role: None,
             epoch,
         }
     }

@@ -20,6 +20,7 @@ pub(crate) fn worker(id: &str) -> Member {
         n_data_ranks: 1,
         identity: None,
         draining: false,
+        role: None,
         epoch: 0,
     }
 }

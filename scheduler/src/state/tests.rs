@@ -32,6 +32,7 @@ fn worker(id: u8, life: u64, block_size: u32) -> Member {
         n_data_ranks: 1,
         identity: Some(identity(0, block_size)),
         draining: false,
+        role: None,
         epoch: 1,
     }
 }

@@ -108,6 +108,7 @@ pub(crate) fn member(worker: &Worker, prepared: &Prepared) -> Member {
         n_data_ranks: 1,
         identity: Some(prepared.identity().clone()),
         draining: false,
+        role: None,
         epoch: 1,
     }
 }

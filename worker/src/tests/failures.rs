@@ -107,7 +107,7 @@ async fn requests_before_and_after_a_stop_are_told_why() {
     let id = EngineId { worker: WorkerId::new("stopped"), incarnation: Incarnation(1), data_rank: DataRank(0) };
     let executor = Box::new(Fake::new(8, Behaviour::default()));
     let bounds = Bounds { reader_tokens_max: 64, kv_batches_max: 1 };
-    let (handle, engine_loop) = assemble(id, Engine::new(engine_config(64)).unwrap(), executor, bounds).unwrap();
+    let (handle, engine_loop) = assemble(id, Engine::new(engine_config(64)).unwrap(), executor, bounds, None).unwrap();
     let why = RequestError::ShuttingDown("the worker".to_owned());
     // All of it is one batch, for nothing runs yet.
     let before = handle.submit(request("fake".into(), &[1, 2], 9)).unwrap();

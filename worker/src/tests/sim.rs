@@ -96,7 +96,7 @@ async fn an_engine_publishes_what_its_steps_cost() {
     let id = EngineId { worker: WorkerId::new("w-cost"), incarnation: Incarnation(1), data_rank: DataRank(0) };
     let bounds = Bounds { reader_tokens_max: 1_000, kv_batches_max: 16 };
     let executor = Box::new(SimExecutor::new(Device::new(&profile, 1_000)));
-    let (handle, mut thread) = engine_loop::start(id, engine, executor, bounds).unwrap();
+    let (handle, mut thread) = engine_loop::start(id, engine, executor, bounds, None).unwrap();
     let occupancy = handle.occupancy();
     let before = occupancy.borrow().cost;
     assert_eq!((before.prefill_ms(100, 0), before.decode_ms(1, 50)), (0.0, 0.0), "nothing is known yet");

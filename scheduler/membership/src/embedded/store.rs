@@ -211,6 +211,7 @@ mod tests {
             n_data_ranks: 0,
             identity: None,
             draining: false,
+            role: None,
             epoch: 1,
         }
     }

@@ -15,6 +15,7 @@ fn member(id: u8, life: u8, epoch: u64, draining: bool) -> Member {
         n_data_ranks: 1,
         identity: None,
         draining,
+        role: None,
         epoch,
     }
 }
