@@ -13,6 +13,7 @@ use membership::MembershipConfig;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::transfer::TransferConfig;
 
 /// Number format of weights in memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -117,6 +118,8 @@ pub struct Config {
     pub membership: MembershipConfig,
     /// Schedulers to report to, as HOST:PORT; none reports nothing.
     pub scheduler_addresses: Vec<String>,
+    /// How prompts travel to and from other workers.
+    pub transfer: TransferConfig,
     /// Bounds of its server; `grace_ms` is the time running requests have at shutdown.
     pub server: ServerConfig,
     /// Tells who started it where it listens.
@@ -158,6 +161,7 @@ impl Default for Config {
             hash_key: String::new(),
             membership: MembershipConfig::default(),
             scheduler_addresses: Vec::new(),
+            transfer: TransferConfig::default(),
             server: ServerConfig::default(),
             announce: Announce::default(),
         }

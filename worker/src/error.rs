@@ -14,6 +14,14 @@ pub enum Error {
     /// It cannot listen.
     #[error(transparent)]
     Bind(#[from] BindError),
+    /// It cannot listen for orders of other workers.
+    #[error("cannot listen on worker.transfer.listen {address:?}")]
+    TransferListen {
+        /// Where.
+        address: String,
+        /// What the system says.
+        source: std::io::Error,
+    },
     /// The key is not of the form it must have; its value is not shown.
     #[error("worker.hash_key has {length} characters; give 64 hexadecimal digits, the same to every router and worker")]
     HashKey {

@@ -12,8 +12,8 @@ use tokio::sync::{oneshot, watch};
 
 use crate::engine_loop::Stepped;
 use crate::kv_events::KvView;
-use crate::lent::Progress;
 use crate::mailbox::Writer;
+use crate::transfer::Progress;
 
 /// Everything that can happen to an engine from outside.
 #[derive(Debug)]

@@ -5,24 +5,12 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use contract::error::RequestError;
-use contract::ids::BlockId;
 use contract::request::GenerateRequest;
 use engine::{Hold, SequenceKey};
 use tokio::sync::{oneshot, watch};
 
 use crate::inbox::{Event, Inbox};
-
-/// How far a prompt has come that is computed for another worker.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Progress {
-    /// Blocks from the first token on; none until the engine has room for them.
-    pub(crate) table: Arc<[BlockId]>,
-    /// For each layer, tokens from the first on whose KV is there.
-    pub(crate) n_tokens: Vec<u32>,
-    /// Why nothing more comes.
-    pub(crate) failed: Option<RequestError>,
-}
+use crate::transfer::Progress;
 
 /// A prompt that is computed for another worker; dropping it ends that, and lets its blocks go.
 #[derive(Debug)]
@@ -103,7 +91,7 @@ impl Layers {
     pub fn written(&self, layer: usize) {
         for Watched { progress, n_tokens } in self.lock().iter() {
             progress.send_modify(|progress| {
-                if let Some(of_layer) = progress.n_tokens.get_mut(layer) {
+                if let Some(of_layer) = Arc::make_mut(&mut progress.tokens_by_layer).get_mut(layer) {
                     *of_layer = *n_tokens;
                 }
             });
@@ -114,8 +102,8 @@ impl Layers {
     pub(crate) fn end(&self) {
         for Watched { progress, n_tokens } in self.lock().drain(..) {
             progress.send_if_modified(|progress| {
-                let is_new = progress.n_tokens.iter().any(|of_layer| *of_layer < n_tokens);
-                progress.n_tokens.fill(n_tokens);
+                let is_new = progress.tokens_by_layer.iter().any(|of_layer| *of_layer < n_tokens);
+                Arc::make_mut(&mut progress.tokens_by_layer).fill(n_tokens);
                 is_new
             });
         }

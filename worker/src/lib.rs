@@ -18,7 +18,7 @@ mod run;
 pub mod sampler;
 mod service;
 pub mod sim;
-#[expect(dead_code, reason = "the engine's side of it is not built yet")]
+mod split;
 mod transfer;
 
 pub use config::Config;

@@ -10,7 +10,7 @@ use daemon::clock;
 use daemon::telemetry::metrics::scope;
 use daemon::telemetry::names;
 use engine::{Engine, EngineConfig};
-use kernels::{CpuOps, CpuOptions, Ops};
+use kernels::{CpuOps, CpuOptions, LayerCache, Ops};
 use models::{KvCache, LoadOptions, ModelFiles};
 
 use crate::config::{Config, EngineKind};
@@ -19,12 +19,15 @@ use crate::error::Error;
 use crate::executor::{Executor, ModelExecutor, limits};
 use crate::packed::{Keeping, Unwritten};
 use crate::sim::{Device, Profile, SimExecutor};
+use crate::split::Pool;
 
 /// What a replica runs with.
 pub(crate) struct Loaded {
     pub(crate) engine: Engine,
     pub(crate) executor: Box<dyn Executor>,
     pub(crate) identity: ModelIdentity,
+    /// Where blocks lie, if they can move to other workers.
+    pub(crate) pool: Option<Pool>,
     pub(crate) memory: Memory,
     /// Packed weights that no file has yet.
     pub(crate) unwritten: Option<Unwritten>,
@@ -74,6 +77,8 @@ fn load_model(config: &Config, files: &ModelFiles, key: HashKey, began: Instant)
     let unwritten = keeping.and_then(|keeping| keeping.finish(&ops));
     let layout = model.kv_spec().layout(BlockOrder::HeadsFirst, config.block_size, config.cache_dtype());
     let kv = KvCache::allocate(ops.as_ref(), layout, engine_config.n_blocks as usize)?;
+    let layers: Vec<LayerCache> = (0..layout.n_layers as usize).map(|index| kv.layer(index).clone()).collect();
+    let pool = Some(Pool { layout, memory: ops.block_memory(&layers)? });
     let numerics = format!("{} kv {:?} {:?}", ops.numerics(), layout.dtype, layout.order);
     let memory = Memory { weight_bytes: model.weight_bytes(), pool_bytes: layout.block_bytes_total() * kv.n_blocks() };
     let mut executor = Box::new(ModelExecutor::new(ops, model, kv, limits)?);
@@ -93,7 +98,7 @@ fn load_model(config: &Config, files: &ModelFiles, key: HashKey, began: Instant)
         "model loaded"
     );
     let identity = identity(config, files, &engine_config, &numerics)?;
-    Ok(Loaded { engine: Engine::new(engine_config)?, executor, identity, memory, unwritten })
+    Ok(Loaded { engine: Engine::new(engine_config)?, executor, identity, pool, memory, unwritten })
 }
 
 fn load_sim(config: &Config, files: &ModelFiles, key: HashKey) -> Result<Loaded, Error> {
@@ -119,7 +124,8 @@ fn load_sim(config: &Config, files: &ModelFiles, key: HashKey) -> Result<Loaded,
         context_length = engine_config.context_length,
         "simulating"
     );
-    Ok(Loaded { engine: Engine::new(engine_config)?, executor, identity, memory: Memory::default(), unwritten: None })
+    let engine = Engine::new(engine_config)?;
+    Ok(Loaded { engine, executor, identity, pool: None, memory: Memory::default(), unwritten: None })
 }
 
 /// The model's longest sequence, or what is configured when that is less.

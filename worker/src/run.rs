@@ -17,6 +17,7 @@ use crate::error::Error;
 use crate::load::{Loaded, load};
 use crate::report::{self, Pace};
 use crate::service::{self, Service};
+use crate::split::Transfers;
 
 /// Longest wait for the engine thread to end: one step may have to finish first.
 const STOP_DEADLINE: Duration = Duration::from_secs(30);
@@ -43,7 +44,7 @@ pub(crate) async fn serve(
     loaded: Loaded,
     shutdown: Shutdown,
 ) -> Result<(), Error> {
-    let Loaded { engine, executor, identity, memory, unwritten } = loaded;
+    let Loaded { engine, executor, identity, pool, memory, unwritten } = loaded;
     let incarnation = Incarnation(random::u64());
     if config.id.is_empty() {
         config.id = format!("worker-{:08x}", random::u64() as u32);
@@ -52,11 +53,21 @@ pub(crate) async fn serve(
     let id = EngineId { worker: WorkerId::new(config.id.as_str()), incarnation, data_rank: DataRank(0) };
     let bounds =
         Bounds { reader_tokens_max: config.reader_tokens_max.max(1) as usize, kv_batches_max: config.kv_batches_max };
-    let (handle, thread) = engine_loop::start(id.clone(), engine, executor, bounds, None).map_err(Error::Thread)?;
+    let tasks = Tasks::new();
+    let transfers = match pool {
+        Some(pool) => Some(Transfers::bind(&config, &id, &identity, pool).await?),
+        None => None,
+    };
+    let fetch = transfers.as_ref().map(|transfers| transfers.fetcher(&tasks));
+    let started = engine_loop::start(id.clone(), engine, executor, bounds, fetch);
+    let (handle, thread) = started.map_err(Error::Thread)?;
     // Whatever ends this function stops the engine and every task.
     let (stop, stopping) = shutdown.part();
     let guard = StopOnDrop { handle: handle.clone(), stop };
-    let tasks = Tasks::new();
+    let transfer_address = transfers.as_ref().map(|transfers| transfers.address.clone()).unwrap_or_default();
+    if let Some(transfers) = transfers {
+        transfers.serve(&handle, &tasks, &stopping);
+    }
     let address = listener.local_addr();
     let member = Member {
         kind: MemberKind::Worker,
@@ -79,7 +90,7 @@ pub(crate) async fn serve(
         engine: handle.clone(),
         id,
         identity,
-        transfer_address: String::new(),
+        transfer_address,
         heartbeat: config.heartbeat(),
         snapshot_blocks_max: config.kv_snapshot_blocks_max,
         shutdown: stopping.clone(),

@@ -9,3 +9,4 @@ mod kv;
 mod model;
 mod packed;
 mod sim;
+mod split;

@@ -20,8 +20,9 @@ use super::{EngineFailure, EngineLoop, ExecutorThread};
 use crate::executor::Executor;
 use crate::inbox::{Event, Inbox, LendRequest, Submission};
 use crate::kv_events::{KvPublisher, KvView};
-use crate::lent::{Fetch, Lending, LendingGuard, Progress};
+use crate::lent::{Fetch, Lending, LendingGuard};
 use crate::mailbox::{Reader, mailbox};
+use crate::transfer::Progress;
 
 /// Bounds between an engine thread and those who use it.
 #[derive(Clone, Copy, Debug)]
@@ -129,7 +130,11 @@ impl EngineHandle {
     /// As of [`Self::submit`]; what the engine says later is in the progress.
     pub(crate) fn lend(&self, request: GenerateRequest) -> Result<Lending, RequestError> {
         let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
-        let (sender, progress) = watch::channel(Progress { n_tokens: vec![0; self.n_layers], ..Progress::default() });
+        let (sender, progress) = watch::channel(Progress {
+            table: Arc::default(),
+            tokens_by_layer: vec![0; self.n_layers].into(),
+            failed: None,
+        });
         self.inbox.push(Event::Lend(Box::new(LendRequest { ticket, request, progress: sender })))?;
         Ok(Lending { progress, guard: LendingGuard { inbox: self.inbox.clone(), ticket } })
     }

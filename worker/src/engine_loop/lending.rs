@@ -9,7 +9,8 @@ use contract::plan::ForwardPlan;
 use engine::{Engine, Hold, HoldUsage, SequenceKey};
 use tokio::sync::watch;
 
-use crate::lent::{Progress, Watched};
+use crate::lent::Watched;
+use crate::transfer::Progress;
 
 /// Prompts that are computed for others, and what is read of them.
 #[derive(Debug, Default)]
@@ -88,7 +89,7 @@ impl Lendings {
                     let n_cached = u32::try_from(hold.n_cached).unwrap_or(u32::MAX);
                     lent.progress.send_modify(|progress| {
                         progress.table = Arc::from(hold.table);
-                        progress.n_tokens.fill(n_cached);
+                        Arc::make_mut(&mut progress.tokens_by_layer).fill(n_cached);
                     });
                 }
             }
@@ -107,10 +108,5 @@ impl Lendings {
             Some(Watched { progress: lent.progress.clone(), n_tokens })
         };
         plan.sequences.iter().filter_map(watched).collect()
-    }
-
-    /// Prompts that are computed for others or read by them.
-    pub(super) fn len(&self) -> usize {
-        self.by_ticket.len()
     }
 }

@@ -57,6 +57,8 @@ pub(super) struct Worker {
     pub(super) client: WorkerClient<Channel>,
     pub(super) engine: EngineId,
     pub(super) identity: ModelIdentity,
+    /// Where it listens for transfers.
+    pub(super) transfer_address: String,
     pub(super) config: Config,
     trigger: Trigger,
     running: JoinHandle<Result<(), Error>>,
@@ -105,7 +107,7 @@ pub(super) async fn start_fake(config: Config, n_blocks: u32, behaviour: Behavio
     };
     let executor = Box::new(Fake::new(engine.max_running as usize, behaviour));
     let engine = Engine::new(engine).unwrap();
-    let loaded = Loaded { engine, executor, identity, memory: Memory::default(), unwritten: None };
+    let loaded = Loaded { engine, executor, identity, pool: None, memory: Memory::default(), unwritten: None };
     start(config, move |config, shutdown| async move {
         let listener = Listener::bind(&config.listen).unwrap();
         Box::pin(crate::run::serve(config, listener, loaded, shutdown)).await
@@ -154,7 +156,8 @@ where
     let described = client.describe(wire::DescribeRequest {}).await.unwrap().into_inner();
     let engine = described.engines.into_iter().next().unwrap().into();
     let identity = described.identity.unwrap().try_into().unwrap();
-    Worker { client, engine, identity, config, trigger, running }
+    let transfer_address = described.transfer_address;
+    Worker { client, engine, identity, transfer_address, config, trigger, running }
 }
 
 impl Worker {

@@ -10,6 +10,14 @@ use super::Way;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TransferConfig {
+    /// Where the worker listens for others that order prompts from it; empty takes any port beside `worker.listen`.
+    pub listen: String,
+    /// The address others reach that at; empty takes the one that is listened on.
+    pub advertise: String,
+    /// Longest time from the order of a prompt to its last block, in milliseconds; then the rest is computed here.
+    pub deadline_ms: u64,
+    /// Longest time that computed blocks are kept for a worker that acknowledges nothing, in milliseconds.
+    pub lease_ms: u64,
     /// Ways to move blocks, the best first; the first that two workers can use is used. A pair that can use none of them
     /// does not exchange blocks.
     pub ways: Vec<Way>,
@@ -30,6 +38,10 @@ pub struct TransferConfig {
 impl Default for TransferConfig {
     fn default() -> Self {
         Self {
+            listen: String::new(),
+            advertise: String::new(),
+            deadline_ms: 60_000,
+            lease_ms: 5_000,
             ways: vec![Way::Pull, Way::Ring, Way::Tcp],
             bytes_per_s_max: None,
             ring_bytes: 4 << 20,
@@ -42,6 +54,16 @@ impl Default for TransferConfig {
 }
 
 impl TransferConfig {
+    /// Longest time from an order to its last block.
+    pub(crate) fn deadline(&self) -> Duration {
+        Duration::from_millis(self.deadline_ms)
+    }
+
+    /// How long unacknowledged blocks are kept.
+    pub(crate) fn lease(&self) -> Duration {
+        Duration::from_millis(self.lease_ms)
+    }
+
     /// Longest time to connect and agree.
     pub(super) fn pairing_timeout(&self) -> Duration {
         Duration::from_millis(self.pairing_timeout_ms)

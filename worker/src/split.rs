@@ -1,0 +1,185 @@
+//! Splits requests between workers: fetches prompts that others compute, and computes prompts for others.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use contract::error::RequestError;
+use contract::ids::{EngineId, ModelName, RequestId};
+use contract::kv::KvLayout;
+use contract::model::ModelIdentity;
+use contract::request::{GenerateRequest, PrefillPeer, SamplingParams, StopParams};
+use daemon::random;
+use daemon::shutdown::Shutdown;
+use daemon::task::Tasks;
+use kernels::memory::blocks::BlockMemory;
+use tokio::net::TcpListener;
+use tokio::runtime::Handle;
+
+use crate::config::Config;
+use crate::engine_loop::EngineHandle;
+use crate::error::Error;
+use crate::lent::{Fetch, Filling, Lending};
+use crate::transfer::client::Client;
+use crate::transfer::endpoint::Endpoint;
+use crate::transfer::listen::listen;
+use crate::transfer::{Order, Peer, PrefillSource, Reservation, Share, Ticket};
+
+/// An engine's block pool, for those who move blocks beside its executor.
+#[derive(Clone, Debug)]
+pub(crate) struct Pool {
+    pub(crate) layout: KvLayout,
+    pub(crate) memory: BlockMemory,
+}
+
+/// A worker's place among those that move prompts.
+pub(crate) struct Transfers {
+    endpoint: Arc<Endpoint>,
+    listener: TcpListener,
+    /// Where others order prompts.
+    pub(crate) address: String,
+    bounds: FetchBounds,
+}
+
+impl Transfers {
+    /// Listens for orders.
+    ///
+    /// # Errors
+    /// When it cannot.
+    pub(crate) async fn bind(
+        config: &Config,
+        engine: &EngineId,
+        identity: &ModelIdentity,
+        pool: Pool,
+    ) -> Result<Self, Error> {
+        let transfer = &config.transfer;
+        let listen = if transfer.listen.is_empty() { with_port(&config.listen, 0) } else { transfer.listen.clone() };
+        let bound = async { TcpListener::bind(&listen).await.and_then(|it| Ok((it.local_addr()?, it))) };
+        let bound = bound.await.map_err(|source| Error::TransferListen { address: listen.clone(), source });
+        let (address, listener) = bound?;
+        let address = match (transfer.advertise.as_str(), config.advertise.as_str()) {
+            ("", "") => address.to_string(),
+            ("", worker) => with_port(worker, address.port()),
+            (told, _) => told.to_owned(),
+        };
+        let bounds = FetchBounds {
+            block_size: pool.layout.block_size as usize,
+            deadline: transfer.deadline(),
+            lease: transfer.lease(),
+        };
+        let share = Share::whole(pool.layout);
+        let endpoint = Endpoint::new(engine.clone(), identity.clone(), share, pool.memory, transfer.clone());
+        Ok(Self { endpoint: Arc::new(endpoint), listener, address, bounds })
+    }
+
+    /// What gets prompts from others.
+    pub(crate) fn fetcher(&self, tasks: &Tasks) -> Arc<dyn Fetch> {
+        Arc::new(Fetcher {
+            client: Arc::new(Client::new(Arc::clone(&self.endpoint))),
+            runtime: Handle::current(),
+            tasks: tasks.clone(),
+            bounds: self.bounds,
+        })
+    }
+
+    /// Serves the orders of others until `shutdown`.
+    pub(crate) fn serve(self, engine: &EngineHandle, tasks: &Tasks, shutdown: &Shutdown) {
+        let (source, of_orders) = (Arc::new(engine.clone()), tasks.clone());
+        tasks.spawn("kv-transfers", listen(self.endpoint, self.listener, source, of_orders, shutdown.clone()));
+    }
+}
+
+/// The same host with another port.
+fn with_port(address: &str, port: u16) -> String {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    format!("{host}:{port}")
+}
+
+/// Fetches prompts from other workers, each in a task of its own.
+struct Fetcher {
+    client: Arc<Client>,
+    runtime: Handle,
+    tasks: Tasks,
+    bounds: FetchBounds,
+}
+
+/// How prompts lie in blocks, and how long one may be on its way.
+#[derive(Clone, Copy, Debug)]
+struct FetchBounds {
+    /// Tokens in a block.
+    block_size: usize,
+    /// From the order to its last block; then the rest is computed here.
+    deadline: Duration,
+    /// The other worker keeps computed blocks so long without an acknowledgement.
+    lease: Duration,
+}
+
+impl Fetch for Fetcher {
+    fn fetch(&self, filling: Filling) {
+        let (client, bounds) = (Arc::clone(&self.client), self.bounds);
+        let _on_runtime = self.runtime.enter();
+        self.tasks.spawn("fetch-prompt", fill(client, filling, bounds));
+    }
+}
+
+/// Fills blocks as far as they come; dropping what is filled tells the engine.
+async fn fill(client: Arc<Client>, filling: Filling, bounds: FetchBounds) {
+    let block_size = bounds.block_size;
+    let Filling { request, hold, cancelled, mut filled } = filling;
+    let Some(PrefillPeer { engine, address }) = request.prefill_on.clone() else { return };
+    let n_first = hold.n_cached / block_size;
+    let order = Order {
+        request: request.id,
+        attempt: request.attempt,
+        prompt: request.prompt.iter().chain(&request.generated).copied().collect(),
+        first_block: u32::try_from(n_first).unwrap_or(u32::MAX),
+        cache_salt: request.cache_salt.clone(),
+        adapter: request.adapter.clone(),
+        tenant: request.tenant.clone(),
+        priority: request.priority,
+        deadline: request.deadline.map_or(bounds.deadline, |left| left.min(bounds.deadline)),
+        lease: bounds.lease,
+    };
+    let reservation = Reservation { blocks: hold.table[n_first..].to_vec() };
+    let peer = Peer { address, engine };
+    let fetched = tokio::select! {
+        fetched = client.fetch(&peer, &order, &reservation) => fetched,
+        _ = cancelled => return,
+    };
+    let n_blocks = match fetched {
+        Ok(()) => reservation.blocks.len(),
+        Err(error) => {
+            tracing::warn!(request = %order.request, peer = %peer.engine, n_blocks = error.blocks_complete,
+                error = %error.reason, "a prompt did not come as a whole; the rest is computed here");
+            error.blocks_complete as usize
+        }
+    };
+    filled.n_tokens = ((n_first + n_blocks) * block_size).min(hold.tokens.len());
+}
+
+impl PrefillSource for EngineHandle {
+    async fn begin(&self, order: Order) -> Result<Ticket, RequestError> {
+        let n_tokens = order.n_tokens() as usize;
+        let Order { mut prompt, cache_salt, adapter, tenant, priority, deadline, .. } = order;
+        // Its last token is computed by whoever ordered.
+        prompt.truncate(n_tokens);
+        let Lending { progress, guard } = self.lend(GenerateRequest {
+            // The order's own may be that of a request which runs here.
+            id: RequestId(random::u128()),
+            attempt: 0,
+            model: ModelName::from(""),
+            prompt,
+            generated: Vec::new(),
+            tenant,
+            cache_salt,
+            adapter,
+            priority,
+            deadline: Some(deadline),
+            sampling: SamplingParams::default(),
+            stop: StopParams { max_tokens: 1, ..StopParams::default() },
+            logprobs: None,
+            prompt_logprobs: None,
+            prefill_on: None,
+        })?;
+        Ok(Ticket { progress, guard: Box::new(guard) })
+    }
+}
