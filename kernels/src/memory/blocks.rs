@@ -24,8 +24,9 @@ impl Region {
 
 /// A handle to a pool's memory: for every layer a key and a value region, each `[n_blocks, block_bytes]` and contiguous.
 ///
-/// Clones are the same memory and keep it alive. No reference into it is ever made here: bytes are moved by system calls
-/// and by copies through addresses, and every range is checked against its region.
+/// Clones are the same memory and keep it alive. Bytes are moved by system calls and by copies through addresses, and
+/// every range is checked against its region. No reference to them leaves this crate; the only one made is to the bytes
+/// of a checksum while they are summed, since copying them first to sum the copy takes twice as long.
 ///
 /// That a block is not written while it is read is not known here. Who moves bytes relies on the owner of the pool: a
 /// block that is sent belongs to a sequence whose keys and values in it are complete, and stays with that sequence until
@@ -161,7 +162,28 @@ impl fmt::Debug for BlockMemory {
 
 #[cfg(test)]
 mod tests {
+    use crate::{CpuOps, CpuOptions, DType, LayerCache, Ops as _, Shape, StreamId};
+
     use super::*;
+
+    #[test]
+    fn a_devices_own_cache_is_reached_and_another_devices_is_refused() {
+        let [ours, other] = [0, 1].map(|_| CpuOps::new(&CpuOptions::default()).unwrap());
+        let region = |ops: &CpuOps, n_blocks| ops.alloc(Shape::from([n_blocks, 2, 4, 8]), DType::Bf16).unwrap();
+        let layer = |ops: &CpuOps| LayerCache { keys: region(ops, 5), values: region(ops, 5) };
+        let cache = [layer(&ours), layer(&ours)];
+        let memory = ours.block_memory(&cache).unwrap();
+        assert_eq!((memory.n_layers(), memory.n_blocks(), memory.block_bytes(Region::Value)), (2, 5, 128));
+        memory.write(1, Region::Value, 128, &[7; 128]).unwrap();
+        let mut elements = vec![0; 5 * 128];
+        ours.read_back(StreamId::MAIN, &cache[1].values, &mut elements).unwrap();
+        assert!(elements[128..256].iter().all(|&byte| byte == 7) && elements[256] == 0);
+        assert!(matches!(other.block_memory(&cache), Err(Error::Device { .. })));
+        drop((cache, ours));
+        memory.read(1, Region::Value, 128, &mut elements[..128]).unwrap();
+        let uneven = LayerCache { keys: region(&other, 5), values: region(&other, 4) };
+        assert!(matches!(other.block_memory(&[layer(&other), uneven]), Err(Error::Shape { .. })));
+    }
 
     #[test]
     fn ranges_beyond_a_region_and_layers_that_are_not_there_are_refused() {

@@ -16,8 +16,6 @@ use crate::memory::checksum::Checksum;
 pub const CALL_BYTES_MAX: usize = 512 << 10;
 /// Most parts that one call names.
 const PARTS_MAX: usize = 256;
-/// Bytes summed at a time, copied to where nobody else writes.
-const SUM_BYTES: usize = 8 << 10;
 
 /// Runs of bytes in a pool, in the order in which they travel.
 ///
@@ -77,16 +75,11 @@ impl Runs {
     /// When the string is shorter.
     pub fn sum(&self, at: usize, n_bytes: usize, checksum: &mut Checksum) {
         assert!(at.checked_add(n_bytes).is_some_and(|end| end <= self.n_bytes), "within the string");
-        let mut bytes = [0_u8; SUM_BYTES];
-        pieces(&self.runs, at, n_bytes, |mut run| {
-            while run.len > 0 {
-                let part = run.len.min(SUM_BYTES);
-                let source = std::ptr::with_exposed_provenance::<u8>(run.address);
-                // SAFETY: a part of a run, which `push` checked; the pool is mapped while `memory` lives.
-                unsafe { std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr(), part) };
-                checksum.update(&bytes[..part]);
-                run = Run { address: run.address + part, len: run.len - part };
-            }
+        pieces(&self.runs, at, n_bytes, |run| {
+            let source = std::ptr::with_exposed_provenance::<u8>(run.address);
+            // SAFETY: a part of a run, which `push` checked; the pool is mapped while `memory` lives, and the blocks are
+            // held or reserved by whoever moves them, so that nobody writes to them now.
+            checksum.update(unsafe { std::slice::from_raw_parts(source, run.len) });
             true
         });
     }

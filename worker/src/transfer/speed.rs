@@ -1,0 +1,255 @@
+//! How fast blocks move by each way, beside what the machine could do at best: plain loopback TCP and plain copies.
+//!
+//! All are measured in one run, by the same two threads, over the same number of bytes in memory of the same kind, from
+//! scattered blocks into scattered blocks, with checksums. The best of some rounds counts, for whatever else runs on the
+//! machine only makes a round slower.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::TcpListener as PlainListener;
+use std::net::TcpStream as PlainStream;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use contract::error::RequestError;
+use contract::ids::{BlockId, DataRank, EngineId, Incarnation, RequestId};
+use contract::kv::{KvLayout, KvPart};
+use contract::model::{Fingerprint, ModelIdentity};
+use daemon::clock;
+use daemon::shutdown::Shutdown;
+use daemon::task::Tasks;
+use kernels::memory::Mapping;
+use kernels::memory::blocks::BlockMemory;
+use thiserror::Error;
+use tokio::net::TcpListener;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{oneshot, watch};
+
+use super::client::Client;
+use super::endpoint::Endpoint;
+use super::fetch::FetchError;
+use super::listen::listen;
+use super::{Order, Peer, PrefillSource, Progress, Reservation, Share, Ticket, TransferConfig, Way};
+
+/// Longest time of one transfer.
+const DEADLINE: Duration = Duration::from_secs(60);
+/// Bytes of a plain call.
+const CALL_BYTES: usize = 512 << 10;
+
+/// Bytes in a second, each the best of all rounds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Speeds {
+    /// One thread copies memory.
+    pub memcpy: f64,
+    /// One thread writes to a loopback connection, another reads from it.
+    pub loopback: f64,
+    /// Blocks by [`Way::Tcp`].
+    pub tcp: f64,
+    /// Blocks by [`Way::Pull`]; 0 where the system does not permit it.
+    pub pull: f64,
+    /// Blocks by [`Way::Ring`].
+    pub ring: f64,
+}
+
+/// A measurement could not be made.
+#[derive(Debug, Error)]
+pub enum SpeedError {
+    /// No memory, or no thread.
+    #[error("cannot prepare the measurement")]
+    Prepare(#[from] kernels::Error),
+    /// A socket or a runtime.
+    #[error("the system refuses a socket")]
+    System(#[from] io::Error),
+    /// Blocks did not come.
+    #[error("a transfer failed: {0}")]
+    Transfer(String),
+}
+
+/// Moves about `n_bytes` of a pool by each way, `n_rounds` times.
+///
+/// # Errors
+/// When memory, sockets or threads are refused, or a transfer fails where its way is open.
+///
+/// # Panics
+/// When a thread of the measurement panics.
+pub fn measure(layout: KvLayout, n_bytes: usize, n_rounds: usize) -> Result<Speeds, SpeedError> {
+    let n_blocks = (n_bytes / layout.block_bytes_total()).max(1);
+    let n_bytes = n_blocks * layout.block_bytes_total();
+    let mut plain = Plain::new(n_bytes)?;
+    let mut ways = Vec::new();
+    for way in [Way::Tcp, Way::Pull, Way::Ring] {
+        ways.push((way, Pair::start(layout, n_blocks as u32, way)?));
+    }
+    let mut best = Speeds::default();
+    for _ in 0..n_rounds {
+        let round = |rate: &mut f64, took: Duration| *rate = rate.max(n_bytes as f64 / took.as_secs_f64());
+        round(&mut best.memcpy, plain.copy());
+        round(&mut best.loopback, plain.loopback()?);
+        for (way, pair) in &ways {
+            let rate = match way {
+                Way::Tcp => &mut best.tcp,
+                Way::Pull => &mut best.pull,
+                Way::Ring => &mut best.ring,
+            };
+            match pair.fetch() {
+                Ok(took) => round(rate, took),
+                Err(_) if *way == Way::Pull => {}
+                Err(error) => return Err(SpeedError::Transfer(format!("{way:?}: {:?}", error.reason))),
+            }
+        }
+    }
+    Ok(best)
+}
+
+/// Memory as pools have it, without their blocks.
+struct Plain {
+    source: Mapping,
+    target: Mapping,
+}
+
+impl Plain {
+    fn new(n_bytes: usize) -> Result<Self, SpeedError> {
+        let mut plain = Self { source: Mapping::zeroed(n_bytes)?, target: Mapping::zeroed(n_bytes)? };
+        plain.source.as_mut_slice().fill(1);
+        plain.target.as_mut_slice().fill(2);
+        Ok(plain)
+    }
+
+    fn copy(&mut self) -> Duration {
+        let start = clock::now();
+        let (source, target) = (self.source.as_slice(), self.target.as_mut_slice());
+        for (target, source) in target.chunks_mut(CALL_BYTES).zip(source.chunks(CALL_BYTES)) {
+            target.copy_from_slice(source);
+        }
+        clock::now() - start
+    }
+
+    fn loopback(&mut self) -> io::Result<Duration> {
+        let listener = PlainListener::bind("127.0.0.1:0")?;
+        let mut reader = PlainStream::connect(listener.local_addr()?)?;
+        let (mut writer, _) = listener.accept()?;
+        let (source, target) = (self.source.as_slice(), self.target.as_mut_slice());
+        let start = clock::now();
+        thread::scope(|scope| {
+            let writing = scope.spawn(move || source.chunks(CALL_BYTES).try_for_each(|bytes| writer.write_all(bytes)));
+            target.chunks_mut(CALL_BYTES).try_for_each(|bytes| reader.read_exact(bytes))?;
+            writing.join().expect("the writing thread does not panic")
+        })?;
+        Ok(clock::now() - start)
+    }
+}
+
+/// Two pools; the prefill worker's has a thread of its own, the decode worker's is moved by the caller's.
+struct Pair {
+    runtime: Runtime,
+    client: Client,
+    peer: Peer,
+    order: Order,
+    reservation: Reservation,
+    stop: Option<oneshot::Sender<()>>,
+    serving: Option<thread::JoinHandle<()>>,
+}
+
+impl Pair {
+    fn start(layout: KvLayout, n_blocks: u32, way: Way) -> Result<Self, SpeedError> {
+        let prefill = endpoint("prefill", layout, n_blocks, way)?;
+        let decode = endpoint("decode", layout, n_blocks, way)?;
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let listener = PlainListener::bind("127.0.0.1:0")?;
+        listener.set_nonblocking(true)?;
+        let peer = Peer { address: listener.local_addr()?.to_string(), engine: prefill.engine.clone() };
+        let (stop, stopped) = oneshot::channel();
+        let serving_runtime = Builder::new_current_thread().enable_all().build()?;
+        let source = Arc::new(Computed { layout, table: scattered(n_blocks, 1).into() });
+        let serving = thread::spawn(move || {
+            serving_runtime.block_on(async move {
+                let Ok(listener) = TcpListener::from_std(listener) else { return };
+                let listening = listen(Arc::new(prefill), listener, source, Tasks::new(), Shutdown::never());
+                tokio::select! {
+                    () = listening => {}
+                    _ = stopped => {}
+                }
+            });
+        });
+        let order = Order {
+            request: RequestId(1),
+            attempt: 0,
+            prompt: vec![0; (n_blocks * layout.block_size) as usize + 1],
+            first_block: 0,
+            cache_salt: String::new(),
+            adapter: String::new(),
+            tenant: "bench".into(),
+            priority: 0,
+            deadline: DEADLINE,
+            lease: DEADLINE,
+        };
+        let reservation = Reservation { blocks: scattered(n_blocks, 2) };
+        let client = Client::new(Arc::new(decode));
+        Ok(Self { runtime, client, peer, order, reservation, stop: Some(stop), serving: Some(serving) })
+    }
+
+    fn fetch(&self) -> Result<Duration, FetchError> {
+        let start = clock::now();
+        self.runtime.block_on(self.client.fetch(&self.peer, &self.order, &self.reservation))?;
+        Ok(clock::now() - start)
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(serving) = self.serving.take() {
+            // It panicked on its own account.
+            let _ = serving.join();
+        }
+    }
+}
+
+/// A prompt that has been computed already.
+struct Computed {
+    layout: KvLayout,
+    table: Arc<[BlockId]>,
+}
+
+impl PrefillSource for Computed {
+    async fn begin(&self, order: Order) -> Result<Ticket, RequestError> {
+        let tokens_by_layer = vec![order.n_tokens(); self.layout.n_layers as usize].into();
+        let progress = Progress { table: Arc::clone(&self.table), tokens_by_layer, failed: None };
+        let (sender, progress) = watch::channel(progress);
+        Ok(Ticket { progress, guard: Box::new(sender) })
+    }
+}
+
+fn endpoint(name: &str, layout: KvLayout, n_blocks: u32, way: Way) -> Result<Endpoint, SpeedError> {
+    let block_bytes = [KvPart::Key, KvPart::Value].map(|part| layout.block_bytes(part));
+    let memory = BlockMemory::zeroed(layout.n_layers as usize, n_blocks as usize, block_bytes)?;
+    for layer in 0..layout.n_layers as usize {
+        for region in kernels::memory::blocks::Region::BOTH {
+            let bytes: Vec<u8> = (0..memory.block_bytes(region)).map(|i| (i * 31 + layer) as u8).collect();
+            for block in 0..n_blocks as usize {
+                memory.write(layer, region, block * bytes.len(), &bytes)?;
+            }
+        }
+    }
+    let identity = ModelIdentity {
+        name: "bench".into(),
+        block_size: layout.block_size,
+        context_length: u32::MAX,
+        vocab_size: 1,
+        model: Fingerprint::default(),
+        tokenizer: Fingerprint::default(),
+        hash_key: Fingerprint::default(),
+        numerics: Fingerprint::default(),
+    };
+    let engine =
+        EngineId { worker: name.into(), incarnation: Incarnation(daemon::random::u64()), data_rank: DataRank(0) };
+    let config = TransferConfig { ways: vec![way], ..TransferConfig::default() };
+    Ok(Endpoint::new(engine, identity, Share::whole(layout), memory, config))
+}
+
+/// All blocks, none of them beside the one before it.
+fn scattered(n_blocks: u32, salt: u32) -> Vec<BlockId> {
+    let mut blocks: Vec<BlockId> = (0..n_blocks).map(BlockId).collect();
+    blocks.sort_by_key(|block| (block.0 + salt).wrapping_mul(0x9e37_79b1));
+    blocks
+}
