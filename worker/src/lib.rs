@@ -19,7 +19,7 @@ pub mod sampler;
 mod service;
 pub mod sim;
 mod split;
-mod transfer;
+pub mod transfer;
 
 pub use config::Config;
 pub use engine_loop::EngineFailure;

@@ -7,22 +7,28 @@
 //! |---|---|
 //! | `endpoint`, `config`, `metrics` | what both sides know of this worker, and what is counted |
 //! | `frame`, `message`, `link` | what a connection carries, and the connection |
+//! | `host`, `means`, `ring` | ways that two workers on one host have |
 //! | `share` | which bytes of two pools mean the same |
 //! | `listen`, `send`, `throttle` | the prefill worker's side |
 //! | `client`, `fetch`, `receive` | the decode worker's side |
+//! | `speed` | how fast it is beside what the machine could do |
 
 pub(crate) mod client;
 mod config;
 pub(crate) mod endpoint;
 pub(crate) mod fetch;
 mod frame;
+mod host;
 mod link;
 pub(crate) mod listen;
+mod means;
 mod message;
 mod metrics;
 mod receive;
+mod ring;
 mod send;
 mod share;
+pub mod speed;
 #[cfg(test)]
 mod tests;
 mod throttle;
@@ -99,6 +105,7 @@ pub(crate) struct Ticket {
     /// How far it is; a sender that goes away before the prompt is complete has failed.
     pub(crate) progress: watch::Receiver<Progress>,
     /// Whatever keeps the blocks.
+    #[expect(dead_code, reason = "to be dropped is its use")]
     pub(crate) guard: Box<dyn Send>,
 }
 

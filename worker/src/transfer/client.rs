@@ -13,8 +13,9 @@ use tokio::time::{Instant as Deadline, timeout_at};
 use super::endpoint::Endpoint;
 use super::fetch::{Fetch, FetchError, FetchFailure};
 use super::link::{Link, LinkError};
+use super::means::Means;
 use super::message::{Message, Open, VERSION};
-use super::{Order, Peer, Reservation, Share, Way};
+use super::{Order, Peer, Reservation, Share};
 
 /// Peers to whom idle connections are kept; beyond it none is kept to another.
 const PEERS_MAX: usize = 256;
@@ -26,7 +27,7 @@ pub(super) struct Connection {
     pub(super) incarnation: Incarnation,
     /// The peer's part.
     pub(super) theirs: Share,
-    pub(super) way: Way,
+    pub(super) means: Means,
     used_at: Instant,
 }
 
@@ -58,12 +59,30 @@ impl Client {
 
     async fn fetch_uncounted(&self, peer: &Peer, order: &Order, reservation: &Reservation) -> Result<(), FetchError> {
         let until = Deadline::from_std(clock::now() + order.deadline);
-        let connected = match self.idle_connection(peer) {
-            Some(connection) => Ok(connection),
-            None => self.connect(peer, until).await,
-        };
+        if let Some(connection) = self.idle_connection(peer) {
+            let result = self.fetch_on(connection, peer, (order, reservation), until).await;
+            let is_closed = matches!(
+                &result,
+                Err(FetchError { blocks_complete: 0, reason: FetchFailure::Lost(LinkError::Closed) })
+            );
+            // The peer may have given up the connection just before the order came to it.
+            if !is_closed {
+                return result;
+            }
+        }
+        let connected = self.connect(peer, until).await;
         let connection = connected.map_err(|reason| FetchError { blocks_complete: 0, reason })?;
-        let result = Fetch::new(&self.endpoint, &connection, order, reservation, until).run().await;
+        self.fetch_on(connection, peer, (order, reservation), until).await
+    }
+
+    async fn fetch_on(
+        &self,
+        mut connection: Connection,
+        peer: &Peer,
+        (order, reservation): (&Order, &Reservation),
+        until: Deadline,
+    ) -> Result<(), FetchError> {
+        let result = Fetch::new(&self.endpoint, &mut connection, order, reservation, until).run().await;
         // After any other error it is unknown what comes next on the connection.
         if matches!(&result, Ok(()) | Err(FetchError { reason: FetchFailure::Refused(_), .. })) {
             self.keep(peer, connection);
@@ -94,7 +113,8 @@ impl Client {
         };
         share.check_source(&accept.share)?;
         let (incarnation, theirs) = (peer.engine.incarnation, accept.share);
-        Ok(Connection { link, incarnation, theirs, way: Way::Tcp, used_at: clock::now() })
+        let means = Means::choose(&self.endpoint, &link, accept, until).await?;
+        Ok(Connection { link, incarnation, theirs, means, used_at: clock::now() })
     }
 
     /// Takes the connection to a peer that was used last, if one still stands.

@@ -5,6 +5,7 @@ use contract::model::ModelIdentity;
 use kernels::memory::blocks::BlockMemory;
 
 use super::config::TransferConfig;
+use super::host::Host;
 use super::metrics::Metrics;
 use super::share::Share;
 use super::throttle::Throttle;
@@ -17,6 +18,7 @@ pub(crate) struct Endpoint {
     pub(super) share: Share,
     pub(super) memory: BlockMemory,
     pub(super) config: TransferConfig,
+    pub(super) host: Host,
     pub(super) throttle: Throttle,
     pub(super) metrics: Metrics,
 }
@@ -32,6 +34,6 @@ impl Endpoint {
     ) -> Self {
         let throttle = Throttle::new(config.bytes_per_s_max);
         let metrics = Metrics::new(engine.worker.as_str());
-        Self { engine, identity, share, memory, config, throttle, metrics }
+        Self { engine, identity, share, memory, config, host: Host::new(), throttle, metrics }
     }
 }

@@ -4,14 +4,18 @@ use std::io;
 use std::ops::Range;
 
 use contract::error::RequestError;
-use kernels::memory::runs::Runs;
+use contract::ids::BlockId;
+use kernels::memory::checksum::Checksum;
+use kernels::memory::runs::{RemoteRuns, Runs};
 use thiserror::Error;
+use tokio::task::yield_now;
 use tokio::time::Instant;
 
 use super::client::Connection;
 use super::endpoint::Endpoint;
 use super::frame::{Header, Kind};
 use super::link::LinkError;
+use super::means::{Means, Remote};
 use super::message::Message;
 use super::receive::Received;
 use super::share::ShareMismatch;
@@ -99,19 +103,20 @@ impl From<LinkError> for FetchFailure {
 /// One order that is being received.
 pub(super) struct Fetch<'a> {
     endpoint: &'a Endpoint,
-    connection: &'a Connection,
+    connection: &'a mut Connection,
     order: &'a Order,
     reservation: &'a Reservation,
     heads: Range<u32>,
     received: Received,
     runs: Runs,
+    remote: RemoteRuns,
     until: Instant,
 }
 
 impl<'a> Fetch<'a> {
     pub(super) fn new(
         endpoint: &'a Endpoint,
-        connection: &'a Connection,
+        connection: &'a mut Connection,
         order: &'a Order,
         reservation: &'a Reservation,
         until: Instant,
@@ -128,7 +133,8 @@ impl<'a> Fetch<'a> {
         let end = order.n_tokens().div_ceil(layout.block_size).max(order.first_block);
         let received = Received::new(&wanted, end, layout.n_layers);
         let (heads, runs) = (endpoint.share.heads(), endpoint.memory.runs());
-        Self { endpoint, connection, order, reservation, heads, received, runs, until }
+        let remote = RemoteRuns::default();
+        Self { endpoint, connection, order, reservation, heads, received, runs, remote, until }
     }
 
     /// Orders, receives and acknowledges.
@@ -138,32 +144,84 @@ impl<'a> Fetch<'a> {
     }
 
     async fn exchange(&mut self) -> Result<(), FetchFailure> {
-        let link = &self.connection.link;
-        link.say(&Message::Order(self.order.clone(), self.connection.way), self.until).await?;
-        loop {
-            let header = link.read_header(self.until).await?;
+        let message = Message::Order(self.order.clone(), self.connection.means.way());
+        self.connection.link.say(&message, self.until).await?;
+        let ended = loop {
+            let header = self.connection.link.read_header(self.until).await?;
             match header.kind {
-                Kind::Blocks => self.blocks(&header).await?,
-                Kind::Message => match link.read_message(&header, self.until).await? {
-                    Message::Done if self.received.is_complete() => break,
+                Kind::Message => match self.connection.link.read_message(&header, self.until).await? {
+                    Message::Done if self.received.is_complete() => break Ok(()),
                     Message::Done => return Err(FetchFailure::Incomplete),
-                    Message::Failed(error) => return Err(FetchFailure::Refused(error)),
+                    Message::Failed(error) => break Err(FetchFailure::Refused(error)),
                     other => return Err(unexpected(format!("{other:?}"))),
                 },
-                other => return Err(unexpected(format!("{other:?}"))),
+                Kind::Blocks => self.blocks(&header).await?,
+                Kind::Ready => self.ready(&header).await?,
+                Kind::InRing => self.in_ring(&header).await?,
             }
-        }
-        Ok(link.say(&Message::Ack, self.until).await?)
+            // Other tasks of this thread have waited for a frame's copying.
+            yield_now().await;
+        };
+        self.connection.link.say(&Message::Ack, self.until).await?;
+        ended
     }
 
     /// Takes blocks from the connection, or reads past what is not wanted.
     async fn blocks(&mut self, header: &Header) -> Result<(), FetchFailure> {
+        let is_wanted = self.list(header)?;
         let link = &self.connection.link;
-        if !self.list(header)? {
+        if !is_wanted {
             return Ok(link.skip(header.payload_bytes, self.until).await?);
         }
         let sum = link.read_blocks(&self.runs, self.until).await?;
         self.take(header, sum)
+    }
+
+    /// Pulls blocks out of the peer's memory.
+    ///
+    /// The peer closes the connection before it lets go of blocks that were not acknowledged. So blocks that were read
+    /// while it stood were not given away meanwhile, and its process was not another's.
+    async fn ready(&mut self, header: &Header) -> Result<(), FetchFailure> {
+        let is_wanted = self.list(header)?;
+        let Connection { link, means: Means::Pull(remote), theirs, .. } = &*self.connection else {
+            return Err(unexpected("blocks to pull".to_owned()));
+        };
+        if !is_wanted {
+            return Ok(link.skip(4 * u64::from(header.n_blocks), self.until).await?);
+        }
+        let mut numbers = vec![0; 4 * header.n_blocks as usize];
+        link.read(&mut numbers, self.until).await?;
+        let numbers = numbers.chunks_exact(4).map(|bytes| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]));
+        let blocks: Vec<BlockId> = numbers.map(BlockId).collect();
+        let regions = remote.regions.get(header.layer as usize).copied();
+        let (Some(regions), true) = (regions, blocks.iter().all(|block| block.0 < remote.n_blocks)) else {
+            return Err(unexpected("blocks that the peer's pool does not have".to_owned()));
+        };
+        theirs.list_remote(&self.heads, regions, &blocks, &mut self.remote);
+        if self.remote.n_bytes() != self.runs.n_bytes() || link.is_closed() {
+            return Err(LinkError::Closed.into());
+        }
+        let sum = pull(remote, &self.runs, &self.remote).map_err(LinkError::from)?;
+        if link.is_closed() {
+            return Err(LinkError::Closed.into());
+        }
+        self.take(header, sum)
+    }
+
+    /// Takes blocks out of the ring and tells the peer that there is room again.
+    async fn in_ring(&mut self, header: &Header) -> Result<(), FetchFailure> {
+        let is_wanted = self.list(header)?;
+        let Connection { link, means: Means::Ring(ring), .. } = &mut *self.connection else {
+            return Err(unexpected("blocks in a ring".to_owned()));
+        };
+        let sum = if is_wanted {
+            ring.take(&self.runs).map_err(LinkError::from)?
+        } else {
+            ring.skip(header.payload_bytes);
+            header.payload_sum
+        };
+        link.say(&Message::Taken(header.payload_bytes), self.until).await?;
+        if is_wanted { self.take(header, sum) } else { Ok(()) }
     }
 
     /// Lists where a frame's blocks go; false when they are not wanted.
@@ -194,9 +252,23 @@ impl<'a> Fetch<'a> {
             return Err(FetchFailure::Damaged { layer, first_block });
         }
         self.received.count(header);
-        self.endpoint.metrics.received(self.connection.way, header.payload_bytes);
+        self.endpoint.metrics.received(self.connection.means.way(), header.payload_bytes);
         Ok(())
     }
+}
+
+/// Copies from the peer's memory, and sums what came while it is in the cache.
+fn pull(peer: &Remote, runs: &Runs, remote: &RemoteRuns) -> io::Result<u64> {
+    let (mut at, mut checksum) = (0, Checksum::new());
+    while at < runs.n_bytes() {
+        let n_bytes = runs.pull(peer.pid, remote, at)?;
+        if n_bytes == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        runs.sum(at, n_bytes, &mut checksum);
+        at += n_bytes;
+    }
+    Ok(checksum.value())
 }
 
 fn unexpected(what: String) -> FetchFailure {

@@ -6,7 +6,7 @@ use std::os::fd::AsFd as _;
 use kernels::memory::checksum::Checksum;
 use kernels::memory::runs::Runs;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::sockopt;
+use rustix::net::{self, RecvFlags, SendFlags, Shutdown, sockopt};
 use thiserror::Error;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
@@ -15,9 +15,9 @@ use tokio::time::{Instant, timeout_at};
 use super::frame::{HEADER_BYTES, Header, HeaderError, Kind};
 use super::message::{MESSAGE_BYTES_MAX, Message, MessageError};
 
-/// Bytes that the system may hold of a connection, on each side: enough to keep both sides copying, little enough to
-/// stay in a core's cache.
-const SOCKET_BYTES: usize = 1 << 20;
+/// Bytes that the system may hold of a connection, on each side: some frames, so that both sides copy all the time. The
+/// system allows less where it is told so.
+const SOCKET_BYTES: usize = 4 << 20;
 
 /// A connection; reading and writing may go on at the same time, each by one task.
 #[derive(Debug)]
@@ -73,6 +73,12 @@ impl Link {
         !matches!(poll(&mut polled, Some(&at_once)), Ok(0)) && polled[0].revents().intersects(over)
     }
 
+    /// Closes the connection both ways, at once; the peer of a process on this host sees it as soon as this returns.
+    pub(super) fn close(&self) {
+        // What fails here is closed already.
+        let _ = net::shutdown(&self.stream, Shutdown::Both);
+    }
+
     /// Whether something waits to be read; asks the system.
     pub(super) fn has_input(&self) -> bool {
         let mut polled = [PollFd::new(&self.stream, PollFlags::IN)];
@@ -89,12 +95,9 @@ impl Link {
     pub(super) async fn write(&self, bytes: &[u8], until: Instant) -> Result<(), LinkError> {
         let mut rest = bytes;
         while !rest.is_empty() {
-            by(until, self.stream.writable()).await?;
-            match self.stream.try_write(rest) {
-                Ok(n_bytes) => rest = &rest[n_bytes..],
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error.into()),
-            }
+            let send = || Ok(net::send(&self.stream, rest, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?);
+            let n_bytes = by(until, self.stream.async_io(Interest::WRITABLE, send)).await?;
+            rest = &rest[n_bytes..];
         }
         Ok(())
     }
@@ -139,13 +142,12 @@ impl Link {
     pub(super) async fn read(&self, bytes: &mut [u8], until: Instant) -> Result<(), LinkError> {
         let mut at = 0;
         while at < bytes.len() {
-            by(until, self.stream.readable()).await?;
-            match self.stream.try_read(&mut bytes[at..]) {
-                Ok(0) => return Err(LinkError::Closed),
-                Ok(n_bytes) => at += n_bytes,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error.into()),
+            let receive = || Ok(net::recv(&self.stream, &mut bytes[at..], RecvFlags::DONTWAIT)?.0);
+            let n_bytes = by(until, self.stream.async_io(Interest::READABLE, receive)).await?;
+            if n_bytes == 0 {
+                return Err(LinkError::Closed);
             }
+            at += n_bytes;
         }
         Ok(())
     }

@@ -13,12 +13,15 @@ use tokio::time::{Duration, Instant, sleep, timeout, timeout_at};
 
 use super::endpoint::Endpoint;
 use super::link::{Link, LinkError};
-use super::message::{Accept, Message, Open, VERSION};
-use super::send::{SendError, Sending};
+use super::message::{Accept, Message, Open, RingOffer, VERSION};
+use super::ring::Ring;
+use super::send::{Outlet, SendError, Sending};
 use super::{Order, PrefillSource, Share, Ticket, Way};
 
 /// Wait before accepting again when the system has no descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Longest deadline and lease that are taken at their word, so that no peer can keep blocks for ever.
+const TIME_MAX: Duration = Duration::from_secs(600);
 
 /// Serves orders until `shutdown`; those that run then are served to their end.
 pub(crate) async fn listen<S: PrefillSource>(
@@ -64,17 +67,40 @@ async fn serve<S: PrefillSource>(
 ) -> Result<(), LinkError> {
     let link = Link::new(stream)?;
     let theirs = pair(endpoint, &link).await?;
+    let mut connection = Paired { link, theirs, ring: None };
     loop {
         let idle = Instant::from_std(clock::now() + endpoint.config.idle_timeout());
         let heard = tokio::select! {
-            heard = link.hear(idle) => heard?,
+            heard = connection.link.hear(idle) => heard?,
             () = shutdown.triggered() => return Ok(()),
         };
         match heard {
-            Message::Order(order, way) => serve_order(endpoint, &link, theirs, source, (order, way)).await?,
+            Message::Ring(offer) => {
+                connection.ring = open_ring(endpoint, &offer);
+                let answer = Message::RingOpened(connection.ring.is_some());
+                connection.link.say(&answer, idle).await?;
+            }
+            Message::Order(order, way) => serve_order(endpoint, &mut connection, source, (order, way)).await?,
             other => return Err(LinkError::Unexpected(format!("{other:?} instead of an order"))),
         }
     }
+}
+
+/// A connection to a decode worker that fits.
+struct Paired {
+    link: Link,
+    /// The decode worker's part.
+    theirs: Share,
+    ring: Option<Ring>,
+}
+
+/// None when it cannot be opened, as between containers; then there are other ways.
+fn open_ring(endpoint: &Endpoint, offer: &RingOffer) -> Option<Ring> {
+    if !endpoint.config.ways.contains(&Way::Ring) {
+        return None;
+    }
+    let opened = Ring::open(offer);
+    opened.inspect_err(|error| tracing::info!(%error, ?offer, "cannot open a peer's ring")).ok()
 }
 
 /// Finds out who connects, and takes or refuses them.
@@ -89,13 +115,15 @@ async fn pair(endpoint: &Endpoint, link: &Link) -> Result<Share, LinkError> {
         link.say(&Message::Failed(error.clone()), until).await?;
         return Err(LinkError::Unexpected(error.to_string()));
     }
+    // Without a proof nobody tries to pull.
+    let is_open = endpoint.config.ways.contains(&Way::Pull);
     let accept = Accept {
         share: endpoint.share,
-        boot_id: String::new(),
+        boot_id: endpoint.host.boot_id.clone(),
         pid: std::process::id(),
-        proof: Vec::new(),
-        proof_address: 0,
-        regions: Vec::new(),
+        proof: if is_open { endpoint.host.proof.to_vec() } else { Vec::new() },
+        proof_address: endpoint.host.proof_address(),
+        regions: if is_open { endpoint.memory.addresses().collect() } else { Vec::new() },
         n_blocks: u32::try_from(endpoint.memory.n_blocks()).unwrap_or(u32::MAX),
     };
     link.say(&Message::Accept(accept), until).await?;
@@ -120,47 +148,79 @@ fn check(endpoint: &Endpoint, open: &Open) -> Result<(), RequestError> {
 /// Computes and sends, then keeps the blocks until they are acknowledged or the lease ends.
 async fn serve_order<S: PrefillSource>(
     endpoint: &Endpoint,
-    link: &Link,
-    theirs: Share,
+    connection: &mut Paired,
     source: &S,
     (order, way): (Order, Way),
 ) -> Result<(), LinkError> {
-    let until = Instant::from_std(clock::now() + order.deadline.min(DEADLINE_MAX));
-    if way != Way::Tcp {
-        let error = RequestError::Unsupported(format!("transfer by {way:?}"));
-        return link.say(&Message::Failed(error), until).await;
-    }
-    // Nothing but the acknowledgement is said while blocks are sent: anything else, and a peer that is gone, ends it.
-    let mut answer = pin!(link.hear(until + order.lease.min(DEADLINE_MAX)));
+    let until = Instant::from_std(clock::now() + order.deadline.min(TIME_MAX));
+    let lease = order.lease.min(TIME_MAX);
+    let Paired { link, theirs, ring } = connection;
+    let room = Semaphore::new(ring.as_ref().map_or(0, |ring| ring.n_bytes() as usize));
+    let ring_bytes = room.available_permits();
+    let outlet = match (way, ring) {
+        (Way::Tcp, _) if endpoint.config.ways.contains(&Way::Tcp) => Outlet::Tcp,
+        (Way::Pull, _) if endpoint.config.ways.contains(&Way::Pull) => Outlet::Pull,
+        (Way::Ring, Some(ring)) => Outlet::Ring(ring, &room),
+        _ => {
+            let error = RequestError::Unsupported(format!("{} transfers by {way:?}", endpoint.engine));
+            link.say(&Message::Failed(error), until).await?;
+            return acknowledged(link, &room, ring_bytes, until).await;
+        }
+    };
+    // The peer speaks to acknowledge; if it goes away, that ends the work.
+    let mut answer = pin!(acknowledged(link, &room, ring_bytes, until + lease));
+    let mut held = Held { link, ticket: None, is_acknowledged: false };
     let work = async {
-        let Ticket { mut progress, guard } = begin(source, &order, until).await?;
-        Sending { endpoint, link, order: &order, theirs, until }.blocks(&mut progress).await?;
-        link.say(&Message::Done, until).await?;
-        Ok(guard)
+        let ticket = held.ticket.insert(begin(source, &order, until).await?);
+        let mut sending =
+            Sending { endpoint, link, order: &order, theirs: *theirs, scratch: Vec::new(), outlet, until };
+        sending.blocks(&mut ticket.progress).await
     };
     let sent = tokio::select! {
         answer = &mut answer => {
-            return Err(LinkError::Unexpected(format!("{:?} before all was sent", answer?)));
+            answer?;
+            return Err(LinkError::Unexpected("an acknowledgement before all was sent".to_owned()));
         }
         sent = work => sent,
     };
-    let guard = match sent {
-        Ok(guard) => guard,
-        Err(SendError::Source(error)) => return link.say(&Message::Failed(error), until).await,
+    let last = match sent {
+        Ok(()) => Message::Done,
+        Err(SendError::Source(error)) => Message::Failed(error),
         Err(SendError::Link(error)) => return Err(error),
     };
-    let acknowledged = timeout(order.lease, answer).await;
-    drop(guard);
-    match acknowledged {
-        Ok(Ok(Message::Ack)) => Ok(()),
-        Ok(Ok(other)) => Err(LinkError::Unexpected(format!("{other:?} instead of an acknowledgement"))),
-        Ok(Err(error)) => Err(error),
-        Err(_) => Err(LinkError::Late),
+    link.say(&last, until).await?;
+    timeout(lease, answer).await.unwrap_or(Err(LinkError::Late))?;
+    held.is_acknowledged = true;
+    Ok(())
+}
+
+/// Hears of room in the ring until the peer acknowledges that it touches no block any more.
+async fn acknowledged(link: &Link, room: &Semaphore, ring_bytes: usize, until: Instant) -> Result<(), LinkError> {
+    loop {
+        match link.hear(until).await? {
+            Message::Taken(n_bytes) if n_bytes <= (ring_bytes - room.available_permits()) as u64 => {
+                room.add_permits(n_bytes as usize);
+            }
+            Message::Ack => return Ok(()),
+            other => return Err(LinkError::Unexpected(format!("{other:?} instead of an acknowledgement"))),
+        }
     }
 }
 
-/// Longest deadline and lease that are taken at their word, so that no peer can keep blocks for ever.
-const DEADLINE_MAX: Duration = Duration::from_secs(600);
+/// Blocks that a peer may be reading: unless it has acknowledged, the connection is closed before they go.
+struct Held<'a> {
+    link: &'a Link,
+    ticket: Option<Ticket>,
+    is_acknowledged: bool,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        if !self.is_acknowledged {
+            self.link.close();
+        }
+    }
+}
 
 async fn begin<S: PrefillSource>(source: &S, order: &Order, until: Instant) -> Result<Ticket, SendError> {
     match timeout_at(until, source.begin(order.clone())).await {

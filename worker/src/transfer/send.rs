@@ -9,17 +9,19 @@ use daemon::clock;
 use kernels::memory::checksum::Checksum;
 use kernels::memory::runs::Runs;
 use thiserror::Error;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::endpoint::Endpoint;
 use super::frame::{Header, Kind};
 use super::link::{Link, LinkError};
+use super::ring::Ring;
 use super::{Order, Progress, Share, Way};
 
 /// Payload of a frame, unless a single block is larger: long enough that headers cost nothing, short enough that what
-/// was summed is still in the cache when it is sent.
-pub(super) const FRAME_BYTES: usize = 256 << 10;
+/// was summed is still in the cache when it is sent, and that a thread's other tasks do not wait long.
+pub(super) const FRAME_BYTES: usize = 1 << 20;
 
 /// Why not all was sent.
 #[derive(Debug, Error)]
@@ -39,12 +41,32 @@ pub(super) struct Sending<'a> {
     pub(super) order: &'a Order,
     /// The decode worker's part.
     pub(super) theirs: Share,
+    pub(super) scratch: Vec<u8>,
+    pub(super) outlet: Outlet<'a>,
     pub(super) until: Instant,
+}
+
+/// The prefill worker's end of a way.
+pub(super) enum Outlet<'a> {
+    Tcp,
+    Pull,
+    /// With a permit for each byte of room in it.
+    Ring(&'a mut Ring, &'a Semaphore),
+}
+
+impl Outlet<'_> {
+    fn way_and_kind(&self) -> (Way, Kind) {
+        match self {
+            Self::Tcp => (Way::Tcp, Kind::Blocks),
+            Self::Pull => (Way::Pull, Kind::Ready),
+            Self::Ring(..) => (Way::Ring, Kind::InRing),
+        }
+    }
 }
 
 impl Sending<'_> {
     /// Sends every wanted block of every layer.
-    pub(super) async fn blocks(&self, progress: &mut watch::Receiver<Progress>) -> Result<(), SendError> {
+    pub(super) async fn blocks(&mut self, progress: &mut watch::Receiver<Progress>) -> Result<(), SendError> {
         let block_size = self.endpoint.share.layout.block_size;
         let n_tokens = self.order.n_tokens();
         let heads = self.endpoint.share.shared_heads(&self.theirs);
@@ -57,9 +79,6 @@ impl Sending<'_> {
         loop {
             // What changes from here on is seen by this pass or by the next.
             let failed = progress.borrow_and_update().failed.clone();
-            if let Some(error) = failed {
-                return Err(error.into());
-            }
             let mut is_moving = false;
             for (layer, sent) in sent.iter_mut().enumerate() {
                 while let Some((table, ready)) = self.ready(progress, layer, *sent, n_tokens) {
@@ -71,6 +90,10 @@ impl Sending<'_> {
             }
             if sent.iter().all(|&sent| sent == n_blocks) {
                 return Ok(());
+            }
+            // What was ready before it failed is sent; the peer need not compute it again.
+            if let Some(error) = failed {
+                return Err(error.into());
             }
             if !is_moving {
                 self.changed(progress).await?;
@@ -104,7 +127,7 @@ impl Sending<'_> {
     }
 
     async fn frame(
-        &self,
+        &mut self,
         layer: u32,
         blocks: Range<u32>,
         table: &[BlockId],
@@ -112,7 +135,9 @@ impl Sending<'_> {
         runs: &mut Runs,
     ) -> Result<(), SendError> {
         let Endpoint { share, engine, throttle, metrics, .. } = self.endpoint;
-        let listed = share.list(heads, layer, &table[blocks.start as usize..blocks.end as usize], runs);
+        let (way, kind) = self.outlet.way_and_kind();
+        let table = &table[blocks.start as usize..blocks.end as usize];
+        let listed = share.list(heads, layer, table, runs);
         listed.map_err(|error| RequestError::Internal(format!("the engine's table is wrong: {error}")))?;
         if let Some(passed_at) = throttle.passed_at(runs.n_bytes() as u64, clock::now()) {
             let passed_at = Instant::from_std(passed_at);
@@ -124,7 +149,7 @@ impl Sending<'_> {
         let mut checksum = Checksum::new();
         runs.sum(0, runs.n_bytes(), &mut checksum);
         let header = Header {
-            kind: Kind::Blocks,
+            kind,
             incarnation: engine.incarnation,
             pairing: share.pairing(&self.theirs),
             request: self.order.request,
@@ -135,8 +160,32 @@ impl Sending<'_> {
             payload_bytes: runs.n_bytes() as u64,
             payload_sum: checksum.value(),
         };
-        self.link.write_blocks(&header, runs, self.until).await?;
-        metrics.sent(Way::Tcp, header.payload_bytes);
+        self.out(&header, table, runs).await?;
+        metrics.sent(way, header.payload_bytes);
+        // Other tasks of this thread have waited for a frame's copying.
+        yield_now().await;
         Ok(())
+    }
+
+    async fn out(&mut self, header: &Header, blocks: &[BlockId], runs: &Runs) -> Result<(), LinkError> {
+        match &mut self.outlet {
+            Outlet::Tcp => self.link.write_blocks(header, runs, self.until).await,
+            Outlet::Pull => {
+                self.scratch.clear();
+                self.scratch.extend(header.to_bytes());
+                self.scratch.extend(blocks.iter().flat_map(|block| block.0.to_le_bytes()));
+                self.link.write(&self.scratch, self.until).await
+            }
+            Outlet::Ring(ring, room) => {
+                let n_bytes = u32::try_from(runs.n_bytes()).unwrap_or(u32::MAX);
+                match timeout_at(self.until, room.acquire_many(n_bytes)).await {
+                    Ok(Ok(permit)) => permit.forget(),
+                    Ok(Err(_)) => return Err(LinkError::Closed),
+                    Err(_) => return Err(LinkError::Late),
+                }
+                ring.put(runs)?;
+                self.link.write(&header.to_bytes(), self.until).await
+            }
+        }
     }
 }

@@ -39,7 +39,7 @@ const CALL_BYTES: usize = 512 << 10;
 /// Bytes in a second, each the best of all rounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Speeds {
-    /// One thread copies memory.
+    /// One thread copies the same blocks.
     pub memcpy: f64,
     /// One thread writes to a loopback connection, another reads from it.
     pub loopback: f64,
@@ -75,7 +75,7 @@ pub enum SpeedError {
 pub fn measure(layout: KvLayout, n_bytes: usize, n_rounds: usize) -> Result<Speeds, SpeedError> {
     let n_blocks = (n_bytes / layout.block_bytes_total()).max(1);
     let n_bytes = n_blocks * layout.block_bytes_total();
-    let mut plain = Plain::new(n_bytes)?;
+    let mut plain = Plain::new(layout, n_bytes)?;
     let mut ways = Vec::new();
     for way in [Way::Tcp, Way::Pull, Way::Ring] {
         ways.push((way, Pair::start(layout, n_blocks as u32, way)?));
@@ -101,15 +101,22 @@ pub fn measure(layout: KvLayout, n_bytes: usize, n_rounds: usize) -> Result<Spee
     Ok(best)
 }
 
-/// Memory as pools have it, without their blocks.
+/// Memory as pools have it.
 struct Plain {
     source: Mapping,
     target: Mapping,
+    block_bytes: usize,
+    /// From where each block is copied and to where.
+    blocks: Vec<(BlockId, BlockId)>,
 }
 
 impl Plain {
-    fn new(n_bytes: usize) -> Result<Self, SpeedError> {
-        let mut plain = Self { source: Mapping::zeroed(n_bytes)?, target: Mapping::zeroed(n_bytes)? };
+    fn new(layout: KvLayout, n_bytes: usize) -> Result<Self, SpeedError> {
+        let block_bytes = layout.block_bytes(KvPart::Key);
+        let n_blocks = (n_bytes / block_bytes) as u32;
+        let blocks = scattered(n_blocks, 1).into_iter().zip(scattered(n_blocks, 2)).collect();
+        let (source, target) = (Mapping::zeroed(n_bytes)?, Mapping::zeroed(n_bytes)?);
+        let mut plain = Self { source, target, block_bytes, blocks };
         plain.source.as_mut_slice().fill(1);
         plain.target.as_mut_slice().fill(2);
         Ok(plain)
@@ -117,9 +124,10 @@ impl Plain {
 
     fn copy(&mut self) -> Duration {
         let start = clock::now();
-        let (source, target) = (self.source.as_slice(), self.target.as_mut_slice());
-        for (target, source) in target.chunks_mut(CALL_BYTES).zip(source.chunks(CALL_BYTES)) {
-            target.copy_from_slice(source);
+        let (source, target, len) = (self.source.as_slice(), self.target.as_mut_slice(), self.block_bytes);
+        for (from, to) in &self.blocks {
+            let (from, to) = (from.0 as usize * len, to.0 as usize * len);
+            target[to..to + len].copy_from_slice(&source[from..from + len]);
         }
         clock::now() - start
     }

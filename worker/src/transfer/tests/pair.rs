@@ -19,6 +19,7 @@ use super::pool::Pool;
 use super::random::Random;
 use super::source::{Plan, Source, sequence};
 
+pub(super) const WAYS: [Way; 3] = [Way::Tcp, Way::Pull, Way::Ring];
 pub(super) const DEADLINE: Duration = Duration::from_secs(20);
 
 /// A prefill worker that listens and a decode worker.
@@ -75,6 +76,14 @@ impl Pair {
         let reservation = self.reserve(order);
         let result = self.client.fetch(&self.peer, order, &reservation).await;
         (reservation, result)
+    }
+
+    /// A decode worker that says something else about its model.
+    pub(super) fn client_with(&self, change: impl FnOnce(&mut ModelIdentity)) -> Client {
+        let mut identity = self.endpoint.identity.clone();
+        change(&mut identity);
+        let Endpoint { engine, share, memory, config, .. } = &*self.endpoint;
+        Client::new(Arc::new(Endpoint::new(engine.clone(), identity, *share, memory.clone(), config.clone())))
     }
 
     pub(super) fn reserve(&self, order: &Order) -> Reservation {
@@ -150,10 +159,16 @@ pub(super) fn order(n_prompt: u32, first_block: u32, random: &mut Random) -> Ord
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prompt_computed_on_one_worker_is_whole_on_the_other_and_the_connection_is_used_again() {
     let mut random = Random::seeded();
-    let setup = Setup { plan: Plan { chunk_tokens: 100, ..Plan::default() }, ..Setup::new(layout(), Way::Tcp) };
-    let pair = setup.start(&mut random).await;
+    for way in WAYS {
+        check_whole(way, &mut random).await;
+    }
+}
+
+async fn check_whole(way: Way, random: &mut Random) {
+    let setup = Setup { plan: Plan { chunk_tokens: 100, ..Plan::default() }, ..Setup::new(layout(), way) };
+    let pair = setup.start(random).await;
     for (n_prompt, first_block) in [(500, 0), (2, 0), (498, 30), (33, 1), (49, 0), (1, 0)] {
-        let order = order(n_prompt, first_block, &mut random);
+        let order = order(n_prompt, first_block, random);
         let (reservation, result) = pair.fetch(&order).await;
         result.unwrap();
         pair.check(&order, &reservation, reservation.blocks.len() as u32);
