@@ -44,7 +44,7 @@ impl Default for TransferConfig {
             lease_ms: 5_000,
             ways: vec![Way::Pull, Way::Ring, Way::Tcp],
             bytes_per_s_max: None,
-            ring_bytes: 4 << 20,
+            ring_bytes: 8 << 20,
             connections_max: 64,
             idle_per_peer_max: 4,
             pairing_timeout_ms: 1_000,

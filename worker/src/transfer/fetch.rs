@@ -201,7 +201,7 @@ impl<'a> Fetch<'a> {
         if self.remote.n_bytes() != self.runs.n_bytes() || link.is_closed() {
             return Err(LinkError::Closed.into());
         }
-        let sum = pull(remote, &self.runs, &self.remote).map_err(LinkError::from)?;
+        let sum = pull(remote, &self.runs, &self.remote).await.map_err(LinkError::from)?;
         if link.is_closed() {
             return Err(LinkError::Closed.into());
         }
@@ -258,7 +258,7 @@ impl<'a> Fetch<'a> {
 }
 
 /// Copies from the peer's memory, and sums what came while it is in the cache.
-fn pull(peer: &Remote, runs: &Runs, remote: &RemoteRuns) -> io::Result<u64> {
+async fn pull(peer: &Remote, runs: &Runs, remote: &RemoteRuns) -> io::Result<u64> {
     let (mut at, mut checksum) = (0, Checksum::new());
     while at < runs.n_bytes() {
         let n_bytes = runs.pull(peer.pid, remote, at)?;
@@ -267,6 +267,7 @@ fn pull(peer: &Remote, runs: &Runs, remote: &RemoteRuns) -> io::Result<u64> {
         }
         runs.sum(at, n_bytes, &mut checksum);
         at += n_bytes;
+        yield_now().await;
     }
     Ok(checksum.value())
 }

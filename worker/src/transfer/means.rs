@@ -8,7 +8,7 @@ use super::fetch::FetchFailure;
 use super::link::{Link, LinkError};
 use super::message::{Accept, Message};
 use super::ring::Ring;
-use super::send::FRAME_BYTES;
+use super::send::RING_FRAME_BYTES;
 
 /// Frames that fit in a ring at least, so that both sides can copy at the same time.
 const RING_FRAMES_MIN: u64 = 4;
@@ -71,7 +71,7 @@ impl Means {
 
 /// Makes a ring and asks the peer to open it; none when either cannot.
 async fn offer_ring(endpoint: &Endpoint, link: &Link, until: Instant) -> Result<Option<Ring>, LinkError> {
-    let frame_bytes = FRAME_BYTES.max(endpoint.share.block_bytes(&endpoint.share.heads())) as u64;
+    let frame_bytes = RING_FRAME_BYTES.max(endpoint.share.block_bytes(&endpoint.share.heads())) as u64;
     let n_bytes = endpoint.config.ring_bytes.max(RING_FRAMES_MIN * frame_bytes);
     let (ring, offer) = match Ring::create(n_bytes) {
         Ok(made) => made,

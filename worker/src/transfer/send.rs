@@ -21,7 +21,11 @@ use super::{Order, Progress, Share, Way};
 
 /// Payload of a frame, unless a single block is larger: long enough that headers cost nothing, short enough that what
 /// was summed is still in the cache when it is sent, and that a thread's other tasks do not wait long.
-pub(super) const FRAME_BYTES: usize = 1 << 20;
+const TCP_FRAME_BYTES: usize = 1 << 20;
+/// Nothing is copied here, but the peer may have to be woken for each frame, which takes as long as to copy 256 KiB.
+const PULL_FRAME_BYTES: usize = 4 << 20;
+/// Both.
+pub(super) const RING_FRAME_BYTES: usize = 2 << 20;
 
 /// Why not all was sent.
 #[derive(Debug, Error)]
@@ -55,6 +59,14 @@ pub(super) enum Outlet<'a> {
 }
 
 impl Outlet<'_> {
+    fn frame_bytes(&self) -> usize {
+        match self {
+            Self::Tcp => TCP_FRAME_BYTES,
+            Self::Pull => PULL_FRAME_BYTES,
+            Self::Ring(..) => RING_FRAME_BYTES,
+        }
+    }
+
     fn way_and_kind(&self) -> (Way, Kind) {
         match self {
             Self::Tcp => (Way::Tcp, Kind::Blocks),
@@ -71,7 +83,7 @@ impl Sending<'_> {
         let n_tokens = self.order.n_tokens();
         let heads = self.endpoint.share.shared_heads(&self.theirs);
         let block_bytes = self.endpoint.share.block_bytes(&heads);
-        let frame_blocks = (FRAME_BYTES / block_bytes.max(1)).max(1) as u32;
+        let frame_blocks = (self.outlet.frame_bytes() / block_bytes.max(1)).max(1) as u32;
         let n_blocks = n_tokens.div_ceil(block_size);
         let first = self.order.first_block.min(n_blocks);
         let mut sent = vec![first; self.endpoint.share.layout.n_layers as usize];
