@@ -11,7 +11,7 @@ use super::ring::Ring;
 use super::send::RING_FRAME_BYTES;
 
 /// Frames that fit in a ring at least, so that both sides can copy at the same time.
-const RING_FRAMES_MIN: u64 = 4;
+const RING_FRAMES_MIN: u64 = 2;
 
 /// The decode worker's end of a way.
 #[derive(Debug)]

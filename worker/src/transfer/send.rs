@@ -24,8 +24,8 @@ use super::{Order, Progress, Share, Way};
 const TCP_FRAME_BYTES: usize = 1 << 20;
 /// Nothing is copied here, but the peer may have to be woken for each frame, which takes as long as to copy 256 KiB.
 const PULL_FRAME_BYTES: usize = 4 << 20;
-/// Both.
-pub(super) const RING_FRAME_BYTES: usize = 2 << 20;
+/// Two of these are in a ring that stays in a core's cache.
+pub(super) const RING_FRAME_BYTES: usize = 512 << 10;
 
 /// Why not all was sent.
 #[derive(Debug, Error)]
