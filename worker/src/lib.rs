@@ -4,6 +4,7 @@
 
 pub mod config;
 pub mod cores;
+mod departure;
 mod engine_loop;
 mod error;
 pub mod executor;

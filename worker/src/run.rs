@@ -1,9 +1,11 @@
 //! The worker as a process: loads, registers, serves, drains, stops.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use contract::error::RequestError;
 use contract::ids::{DataRank, EngineId, Incarnation, WorkerId};
+use contract::model::ModelIdentity;
 use contract::view::{Member, MemberKind};
 use daemon::random;
 use daemon::server::{Listener, Readiness, Server};
@@ -12,6 +14,7 @@ use daemon::task::Tasks;
 use membership::Lease;
 
 use crate::config::Config;
+use crate::departure::Departure;
 use crate::engine_loop::{self, Bounds, EngineFailure, EngineHandle, EngineThread};
 use crate::error::Error;
 use crate::load::{Loaded, load};
@@ -69,23 +72,14 @@ pub(crate) async fn serve(
         transfers.serve(&handle, &tasks, &stopping);
     }
     let address = listener.local_addr();
-    let member = Member {
-        kind: MemberKind::Worker,
-        id: config.id.clone(),
-        incarnation,
-        address: if config.advertise.is_empty() { address.to_string() } else { config.advertise.clone() },
-        n_data_ranks: 1,
-        identity: Some(identity.clone()),
-        draining: false,
-        role: config.role,
-        epoch: 0,
-    };
+    let member = member(&config, incarnation, address, &identity);
     let pace = Pace { interval: Duration::from_millis(config.report_interval_ms), heartbeat: config.heartbeat() };
     // Reports go on while the worker drains.
     let (stop_reports, reports_stopping) = Shutdown::pair();
     report::start(&config.scheduler_addresses, &handle.occupancy(), pace, &tasks, &reports_stopping)?;
     let membership = membership::connect(&config.membership, &tasks)?;
     let readiness = Readiness::new();
+    let (departure, grace) = (Departure::default(), Duration::from_millis(config.server.grace_ms));
     let service = Service {
         engine: handle.clone(),
         id,
@@ -93,19 +87,23 @@ pub(crate) async fn serve(
         transfer_address,
         heartbeat: config.heartbeat(),
         snapshot_blocks_max: config.kv_snapshot_blocks_max,
+        departure: departure.clone(),
+        grace,
         shutdown: stopping.clone(),
     };
-    let server = Server::new("worker", config.server.clone())
-        .grpc(service::routes(service))
-        .reflection(proto::DESCRIPTOR_SET)
-        .service_names(&[service::NAME])
-        .ready(readiness.clone());
+    let server = server(&config, service, &readiness);
     let lease = membership.register(member.clone(), config.membership.ttl()).await?;
     readiness.set(true, "");
     config.announce.listening("grpc", address);
     let writing = unwritten.map(|unwritten| unwritten.write(&tasks));
-    let replica = Replica { handle, thread, lease, member, readiness };
-    let (served, ended) = tokio::join!(server.serve(listener, stopping.clone()), replica.watch(&guard, &stopping));
+    let replica = Replica { handle, thread, lease, member, readiness, departure, grace };
+    let (server_ends, server_ended) = Shutdown::pair();
+    let serving = async {
+        let served = server.serve(listener, stopping.clone()).await;
+        server_ends.fire();
+        served
+    };
+    let (served, ended) = tokio::join!(serving, replica.watch(&guard, &stopping, &server_ended));
     let (thread, lease, failure) = ended;
     drop(guard);
     let stopped = join_engine(thread, failure).await;
@@ -119,6 +117,28 @@ pub(crate) async fn serve(
     Ok(stopped?)
 }
 
+fn member(config: &Config, incarnation: Incarnation, address: SocketAddr, identity: &ModelIdentity) -> Member {
+    Member {
+        kind: MemberKind::Worker,
+        id: config.id.clone(),
+        incarnation,
+        address: if config.advertise.is_empty() { address.to_string() } else { config.advertise.clone() },
+        n_data_ranks: 1,
+        identity: Some(identity.clone()),
+        draining: false,
+        role: config.role,
+        epoch: 0,
+    }
+}
+
+fn server(config: &Config, service: Service, readiness: &Readiness) -> Server {
+    Server::new("worker", config.server.clone())
+        .grpc(service::routes(service))
+        .reflection(proto::DESCRIPTOR_SET)
+        .service_names(&[service::NAME])
+        .ready(readiness.clone())
+}
+
 /// A serving engine.
 struct Replica {
     handle: EngineHandle,
@@ -126,24 +146,38 @@ struct Replica {
     lease: Lease,
     member: Member,
     readiness: Readiness,
+    departure: Departure,
+    /// What requests have to end by themselves after a signal.
+    grace: Duration,
 }
 
 impl Replica {
-    /// Waits for the shutdown or the engine's failure, then takes no new work; a failure is handed on.
-    async fn watch(mut self, guard: &StopOnDrop, stopping: &Shutdown) -> (EngineThread, Lease, Option<EngineFailure>) {
+    /// Waits for the shutdown, an operator's wish or the engine's failure, then takes no new work and sees through what
+    /// runs; a failure is handed on.
+    async fn watch(
+        mut self,
+        guard: &StopOnDrop,
+        stopping: &Shutdown,
+        server_ended: &Shutdown,
+    ) -> (EngineThread, Lease, Option<EngineFailure>) {
         let failure = tokio::select! {
             () = stopping.triggered() => None,
+            () = self.departure.wished() => None,
             ended = self.thread.ended() => {
                 Some(ended.err().unwrap_or_else(|| EngineFailure("the engine thread ended early".to_owned())))
             }
         };
-        if let Some(failure) = &failure {
-            self.readiness.set(false, failure.to_string());
-            guard.stop.fire();
-        }
+        let reason = failure.as_ref().map_or_else(|| "the worker leaves".to_owned(), ToString::to_string);
+        self.readiness.set(false, reason);
         self.handle.drain(RequestError::ShuttingDown(format!("worker {}", self.member.id)));
         if let Err(error) = self.lease.update(Member { draining: true, ..self.member }) {
             tracing::warn!(%error, "cannot tell the cluster that the worker drains");
+        }
+        if failure.is_some() {
+            guard.stop.fire();
+        } else {
+            let signals = (&guard.stop, stopping);
+            self.departure.see_through(&self.handle, signals, self.grace, server_ended).await;
         }
         (self.thread, self.lease, failure)
     }

@@ -1,5 +1,6 @@
 //! The worker's gRPC service: wire in, engine events; frames out, wire.
 
+mod drain;
 mod generate;
 mod kv;
 
@@ -19,6 +20,7 @@ use proto::worker::v1::worker_server::{Worker, WorkerServer};
 use tonic::service::Routes;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::departure::Departure;
 use crate::engine_loop::EngineHandle;
 
 /// Name under which reflection and health know the service.
@@ -37,6 +39,10 @@ pub(crate) struct Service {
     pub(crate) heartbeat: Duration,
     /// Blocks in one part of a KV snapshot.
     pub(crate) snapshot_blocks_max: usize,
+    /// Lets the worker leave.
+    pub(crate) departure: Departure,
+    /// What requests have to end by themselves when whoever sends the worker away does not say.
+    pub(crate) grace: Duration,
     /// Ends KV watches, and exchanges on which no call runs.
     pub(crate) shutdown: Shutdown,
 }
@@ -51,6 +57,7 @@ impl Worker for Service {
     type GenerateStream = Answer<wire::GenerateFrame>;
     type ExchangeStream = Answer<wire::ExchangeFrame>;
     type WatchKvStream = Answer<wire::KvFrame>;
+    type DrainStream = Answer<wire::DrainProgress>;
 
     async fn generate(
         &self,
@@ -78,6 +85,13 @@ impl Worker for Service {
             .map_err(|mismatch| to_status(&RequestError::StalePlacement(mismatch.to_string())))?;
         let view = self.engine.watch_kv().await.map_err(|error| to_status(&error))?;
         Ok(Response::new(Box::pin(kv::frames(self.clone(), view))))
+    }
+
+    async fn drain(&self, request: Request<wire::DrainRequest>) -> Result<Response<Self::DrainStream>, Status> {
+        let grace = request.into_inner().grace_ms.map_or(self.grace, Duration::from_millis);
+        tracing::info!(grace_ms = grace.as_millis(), "asked to leave");
+        self.departure.wish(grace);
+        Ok(Response::new(Box::pin(drain::progress(self.engine.occupancy()))))
     }
 
     async fn describe(&self, _: Request<wire::DescribeRequest>) -> Result<Response<wire::DescribeResponse>, Status> {

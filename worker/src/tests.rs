@@ -1,6 +1,7 @@
 //! The worker over real loopback gRPC, with a fake executor and with tiny real checkpoints.
 #![expect(clippy::print_stdout, reason = "random tests print their seed")]
 
+mod drain;
 mod failures;
 mod fake;
 mod generate;

@@ -294,6 +294,18 @@ pub struct KvDigest {
     pub digest: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DrainRequest {
+    /// Milliseconds that requests have to end by themselves; absent takes the worker's own grace, 0 hands all over at once.
+    #[prost(uint64, optional, tag = "1")]
+    pub grace_ms: ::core::option::Option<u64>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DrainProgress {
+    /// Requests that run or wait.
+    #[prost(uint32, tag = "1")]
+    pub requests_left: u32,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DescribeRequest {}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DescribeResponse {
@@ -501,6 +513,32 @@ pub mod worker_client {
                 .insert(GrpcMethod::new("tessera.worker.v1.Worker", "WatchKv"));
             self.inner.server_streaming(req, path, codec).await
         }
+        /// Lets the worker go: it takes no new request, and those it has end or, when the grace is over, go on at other workers.
+        /// Tells how many are left, until none is; then the worker exits.
+        pub async fn drain(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DrainRequest>,
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::DrainProgress>>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/tessera.worker.v1.Worker/Drain",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("tessera.worker.v1.Worker", "Drain"));
+            self.inner.server_streaming(req, path, codec).await
+        }
         /// Who this worker is and what it serves.
         pub async fn describe(
             &mut self,
@@ -574,6 +612,18 @@ pub mod worker_server {
             &self,
             request: tonic::Request<super::WatchKvRequest>,
         ) -> std::result::Result<tonic::Response<Self::WatchKvStream>, tonic::Status>;
+        /// Server streaming response type for the Drain method.
+        type DrainStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::DrainProgress, tonic::Status>,
+            >
+            + std::marker::Send
+            + 'static;
+        /// Lets the worker go: it takes no new request, and those it has end or, when the grace is over, go on at other workers.
+        /// Tells how many are left, until none is; then the worker exits.
+        async fn drain(
+            &self,
+            request: tonic::Request<super::DrainRequest>,
+        ) -> std::result::Result<tonic::Response<Self::DrainStream>, tonic::Status>;
         /// Who this worker is and what it serves.
         async fn describe(
             &self,
@@ -784,6 +834,52 @@ pub mod worker_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = WatchKvSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/tessera.worker.v1.Worker/Drain" => {
+                    #[allow(non_camel_case_types)]
+                    struct DrainSvc<T: Worker>(pub Arc<T>);
+                    impl<
+                        T: Worker,
+                    > tonic::server::ServerStreamingService<super::DrainRequest>
+                    for DrainSvc<T> {
+                        type Response = super::DrainProgress;
+                        type ResponseStream = T::DrainStream;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DrainRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Worker>::drain(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DrainSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

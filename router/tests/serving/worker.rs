@@ -14,8 +14,9 @@ use proto::exchange;
 use proto::status::to_status;
 use proto::worker::v1::worker_server::{Worker, WorkerServer};
 use proto::worker::v1::{
-    DescribeRequest, DescribeResponse, EngineId, ExchangeFrame, ExchangeRequest, FinishReason, GenerateFrame,
-    GenerateRequest, KvDigest, KvFrame, KvSnapshot, SampledToken, TokenLogprob, WatchKvRequest, kv_frame::Body,
+    DescribeRequest, DescribeResponse, DrainProgress, DrainRequest, EngineId, ExchangeFrame, ExchangeRequest,
+    FinishReason, GenerateFrame, GenerateRequest, KvDigest, KvFrame, KvSnapshot, SampledToken, TokenLogprob,
+    WatchKvRequest, kv_frame::Body,
 };
 use tonic::{Request, Response, Status, Streaming};
 
@@ -160,6 +161,7 @@ impl Worker for Service {
     type GenerateStream = Frames;
     type ExchangeStream = BoxStream<'static, Result<ExchangeFrame, Status>>;
     type WatchKvStream = BoxStream<'static, Result<KvFrame, Status>>;
+    type DrainStream = BoxStream<'static, Result<DrainProgress, Status>>;
 
     async fn generate(&self, request: Request<GenerateRequest>) -> Result<Response<Self::GenerateStream>, Status> {
         Ok(Response::new(self.begin(request)?))
@@ -196,6 +198,10 @@ impl Worker for Service {
             }
         });
         Ok(Response::new(frames.boxed()))
+    }
+
+    async fn drain(&self, _: Request<DrainRequest>) -> Result<Response<Self::DrainStream>, Status> {
+        Err(Status::unimplemented("it stays"))
     }
 
     async fn describe(&self, _: Request<DescribeRequest>) -> Result<Response<DescribeResponse>, Status> {

@@ -87,16 +87,17 @@ async fn a_shutdown_lets_running_requests_finish_and_takes_no_new_ones() {
 }
 
 #[tokio::test]
-async fn the_end_of_grace_ends_requests_with_an_error() {
+async fn before_the_end_of_grace_what_runs_is_handed_over_with_a_typed_error() {
     let mut config = config();
-    config.server.grace_ms = 20;
+    config.server.grace_ms = 1_000;
     let gate = Gate::default();
     let worker = start_fake(config, 64, Behaviour { gate: Some(gate.clone()), ..Behaviour::default() }).await;
     let mut running = worker.open(&worker.request(&[1, 2, 3], 4000)).await.unwrap();
     gate.admit(1);
     running.message().await.unwrap();
     worker.shut_down();
-    running.message().await.unwrap_err();
+    let error = running.message().await.unwrap_err();
+    assert!(matches!(from_status(&error), RequestError::ShuttingDown(_)), "{error}");
     gate.open();
     drop(running);
     worker.ended().await.unwrap();
