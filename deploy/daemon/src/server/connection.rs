@@ -14,6 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
+use super::listener::BACKLOG;
 use super::metrics::{Counted, Metrics};
 use super::stack::Stack;
 use super::{Listener, Readiness, ServerConfig, ms};
@@ -25,6 +26,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Time for connections to notice that they were cut.
 const CUT: Duration = Duration::from_secs(1);
+
+/// Time that a connection has for its first request when the server drains.
+const FIRST_WORD: Duration = Duration::from_millis(250);
 
 /// Bytes from which hyper knows the protocol; it waits for them without a deadline of its own.
 const PREFACE_BYTES: usize = 24;
@@ -69,6 +73,12 @@ pub(super) async fn serve_until(listener: Listener, stack: Stack, settings: Sett
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
+    }
+    // Who was let in by the system before it closed is no refused connection to its client, so it is served.
+    for _ in 0..BACKLOG {
+        let waiting = listener.accept(ms(config.keepalive_interval_ms), ms(config.keepalive_timeout_ms));
+        let Ok(Ok(stream)) = tokio::time::timeout(Duration::ZERO, waiting).await else { break };
+        admit(stream, &shared, &tasks, &metrics, config.n_connections_max);
     }
     drop(listener);
     shared.draining.cancel();
@@ -131,6 +141,13 @@ async fn drive(stream: TcpStream, shared: &Shared) {
     let mut connection = pin!(shared.builder.serve_connection(io, shared.stack.clone()));
     let mut silence = pin!(tokio::time::sleep(shared.read_timeout));
     let (mut draining, mut spoke) = (false, false);
+    // Who has just connected is about to ask something, and hyper would close the connection before that.
+    let mut drained = pin!(async {
+        shared.draining.cancelled().await;
+        if n_read.load(Ordering::Relaxed) == 0 {
+            tokio::time::sleep(FIRST_WORD).await;
+        }
+    });
     loop {
         tokio::select! {
             result = connection.as_mut() => {
@@ -140,7 +157,7 @@ async fn drive(stream: TcpStream, shared: &Shared) {
                 return;
             }
             () = shared.cut.cancelled() => return,
-            () = shared.draining.cancelled(), if !draining => {
+            () = &mut drained, if !draining => {
                 draining = true;
                 connection.as_mut().graceful_shutdown();
             }

@@ -8,7 +8,7 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::net::{TcpListener, TcpStream};
 
 /// Connections that the kernel holds until they are accepted.
-const BACKLOG: i32 = 4_096;
+pub(super) const BACKLOG: i32 = 4_096;
 
 /// TCP counts keepalive in whole seconds.
 const KEEPALIVE_MIN: Duration = Duration::from_secs(1);
