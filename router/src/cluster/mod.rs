@@ -11,6 +11,7 @@ mod supervise;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use contract::demand::{RouterDemand, TenantDemand};
@@ -18,7 +19,7 @@ use contract::error::RequestError;
 use contract::ids::{EngineId, Incarnation, RequestId, TenantId};
 use contract::model::Fingerprint;
 use contract::request::{GenerateRequest, PrefillPeer};
-use contract::view::{ClusterView, EngineView, Role};
+use contract::view::{ClusterView, EngineView};
 use daemon::telemetry::names::attribute;
 use proto::exchange::Line;
 use tokio::sync::{Notify, watch};
@@ -69,6 +70,9 @@ pub(crate) struct Cluster {
     ready: ArcSwap<Vec<Arc<Engine>>>,
     view: ArcSwap<HashMap<EngineId, EngineView>>,
     changed: watch::Sender<usize>,
+    /// Until then, or until an engine is ready, the router is only getting to know its workers.
+    starts_until: Instant,
+    has_started: AtomicBool,
     /// Of the search that goes on.
     backlog: Mutex<Backlog>,
 }
@@ -105,6 +109,7 @@ impl Cluster {
         placer: Placer,
     ) -> Self {
         let ledger = SharedLedger::new(placer.router(), settings.ledger_grace());
+        let starts_until = daemon::clock::now() + Duration::from_millis(settings.handshake_timeout_ms);
         Self {
             model,
             settings,
@@ -118,6 +123,8 @@ impl Cluster {
             ready: ArcSwap::default(),
             view: ArcSwap::default(),
             changed: watch::Sender::new(0),
+            starts_until,
+            has_started: AtomicBool::new(false),
             backlog: Mutex::default(),
         }
     }
@@ -241,6 +248,12 @@ impl Cluster {
         }
     }
 
+    /// How long the router may still be getting to know its workers; none once it knew any.
+    pub(crate) fn starts_for(&self) -> Option<Duration> {
+        let left = self.starts_until.saturating_duration_since(daemon::clock::now());
+        (!left.is_zero() && !self.has_started.load(Ordering::Relaxed)).then_some(left)
+    }
+
     /// Whether requests can be placed.
     pub(crate) fn is_ready(&self) -> bool {
         !self.ready.load().is_empty()
@@ -276,6 +289,7 @@ impl Cluster {
             let others = ready.iter().filter(|known| engines.iter().all(|new| new.id != known.id));
             others.chain(engines).cloned().collect::<Vec<_>>()
         });
+        self.has_started.store(true, Ordering::Relaxed);
         self.count();
     }
 

@@ -66,7 +66,10 @@ impl Service {
             Err(NotPlaced::Busy { wait_ms, .. }) => {
                 Attempt::NotNow(Duration::from_secs_f64(wait_ms.clamp(RETRY_MS.0, RETRY_MS.1) / 1e3))
             }
-            Err(why @ NotPlaced::NoEngine) => Attempt::Never(self.cluster.refusal(why)),
+            Err(why @ NotPlaced::NoEngine) => match self.cluster.starts_for() {
+                Some(left) => Attempt::NotNow(left),
+                None => Attempt::Never(self.cluster.refusal(why)),
+            },
         }
     }
 

@@ -85,7 +85,11 @@ async fn broken_json_says_where() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn bounds_and_absent_workers_have_their_own_status() {
-    let place = Place::start_with(0, |config| config.limits.body_bytes_max = 200).await;
+    let place = Place::start_with(0, |config| {
+        config.limits.body_bytes_max = 200;
+        config.workers.handshake_timeout_ms = 200;
+    })
+    .await;
     let (status, answer) = post(place.http, "/v1/completions", &json!({"prompt": "t3 ".repeat(100)})).await;
     assert_eq!(status, 413, "{answer}");
     let (status, answer) = post(place.http, "/v1/completions", &json!({"prompt": [5]})).await;

@@ -101,6 +101,17 @@ async fn where_no_worker_is_left_a_new_one_is_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_router_that_has_just_started_lets_requests_wait_for_its_first_worker() {
+    let mut place = Place::start(0).await;
+    let (http, body) = (place.http, json!({"prompt": [5], "max_tokens": 2}));
+    let asked = daemon::task::Tasks::new().spawn("client", async move { post(http, COMPLETIONS, &body).await });
+    until("it waits", async || place.own_metric("tessera_router_requests{").await >= 1.0).await;
+    place.join().await;
+    let (status, answer) = asked.await.unwrap();
+    assert_eq!(status, 200, "{answer}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_worker_of_equal_numerics_comes_first_and_another_is_counted() {
     let mut place = breaking().await;
     let other = ModelIdentity { numerics: Fingerprint([9; 16]), ..place.identity.clone() };
