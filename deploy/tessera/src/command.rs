@@ -3,6 +3,7 @@
 pub(crate) mod bench;
 pub(crate) mod completions;
 pub(crate) mod destination;
+pub(crate) mod drain;
 pub(crate) mod explain;
 pub(crate) mod generate;
 pub(crate) mod model;

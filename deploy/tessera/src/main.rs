@@ -31,6 +31,7 @@ Examples:
   tessera bench serve --concurrency 1,8,32         Load a server, with percentiles and plots
   tessera simulate --trace requests.jsonl          What that load would meet on a cluster
   tessera worker --config cluster.toml             Run one role of a cluster
+  tessera drain worker-3 --config cluster.toml     Send a worker away; its requests go on elsewhere
   tessera completions bash > /etc/bash_completion.d/tessera
 
 Environment:
@@ -58,6 +59,8 @@ enum Command {
     Bench(command::bench::Args),
     /// See what a load would meet on a cluster, in virtual time
     Simulate(Box<command::simulate::Args>),
+    /// Send a worker away without a client noticing
+    Drain(command::drain::Args),
     /// List or fetch models
     Model(command::model::Args),
     /// Run a scheduler of a cluster
@@ -95,6 +98,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             Command::Serve(args) => Box::pin(serve::run(args)).await,
             Command::Generate(args) => command::generate::run(args).await,
             Command::Explain(args) => command::explain::run(args).await,
+            Command::Drain(args) => command::drain::run(args).await,
             Command::Model(args) => command::model::run(args).await,
             Command::Scheduler(args) => Box::pin(command::role::run(role::Role::Scheduler, args)).await,
             Command::Router(args) => Box::pin(command::role::run(role::Role::Router, args)).await,
@@ -126,7 +130,9 @@ mod tests {
     fn the_command_line_is_consistent_and_teaches_by_example() {
         let mut command = Cli::command();
         command.clone().debug_assert();
-        for name in ["serve", "generate", "explain", "bench", "simulate", "model", "scheduler", "router", "worker"] {
+        for name in
+            ["serve", "generate", "explain", "drain", "bench", "simulate", "model", "scheduler", "router", "worker"]
+        {
             let help = command.find_subcommand_mut(name).unwrap().render_long_help().to_string();
             assert!(help.contains("Examples:"), "{name}: {help}");
         }
