@@ -121,11 +121,16 @@ impl Cluster {
 
     /// Starts one more router; the caller keeps it.
     pub fn start_router(&self, id: &str) -> Router {
+        self.start_router_at(id, "127.0.0.1:0", "127.0.0.1:0")
+    }
+
+    /// Starts a router that listens on these addresses; the caller keeps it.
+    pub fn start_router_at(&self, id: &str, http: &str, grpc: &str) -> Router {
         let mut config = self.shared.clone();
         let mut table = self.plan.router.clone();
         table.insert("id".to_owned(), id.into());
-        table.insert("http".to_owned(), "127.0.0.1:0".into());
-        table.insert("grpc".to_owned(), "127.0.0.1:0".into());
+        table.insert("http".to_owned(), http.into());
+        table.insert("grpc".to_owned(), grpc.into());
         self.add_shared(&mut table);
         config.insert("router".to_owned(), table.into());
         let process = Process::tessera(id, &["router"], Some(&config));

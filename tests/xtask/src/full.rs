@@ -38,6 +38,16 @@ const FULL: &[(&str, &str, &[&str])] = &[
         "500 seeds of crashes, cut links, lost and late events under virtual time, and a planted defect that is found",
         &["-p", "simulation", "--test", "faults"],
     ),
+    (
+        "migration",
+        "workers killed and stopped in mid-stream over real processes, a next token within 2 s",
+        &["-p", "tests", "--test", "migration"],
+    ),
+    (
+        "rolling",
+        "30 rounds of restarting all workers and routers one by one at 50 streams a second, on simulated workers",
+        &["-p", "tests", "--test", "rolling"],
+    ),
     ("files", "random damage to model files is refused, never a panic", &["-p", "models"]),
 ];
 
