@@ -152,8 +152,9 @@ async fn serve_order<S: PrefillSource>(
     source: &S,
     (order, way): (Order, Way),
 ) -> Result<(), LinkError> {
-    let until = Instant::from_std(clock::now() + order.deadline.min(TIME_MAX));
     let lease = order.lease.min(TIME_MAX);
+    // The peer keeps its deadline itself and closes the connection; this is for one that has vanished.
+    let until = Instant::from_std(clock::now() + order.deadline.min(TIME_MAX) + lease);
     let Paired { link, theirs, ring } = connection;
     let room = Semaphore::new(ring.as_ref().map_or(0, |ring| ring.n_bytes() as usize));
     let ring_bytes = room.available_permits();
