@@ -87,6 +87,11 @@ impl Layers {
         *self.lock() = watched;
     }
 
+    /// Whether anybody follows the step that runs.
+    pub(crate) fn is_watched(&self) -> bool {
+        !self.lock().is_empty()
+    }
+
     /// The step's KV of a layer is written.
     pub fn written(&self, layer: usize) {
         for Watched { progress, n_tokens } in self.lock().iter() {

@@ -116,7 +116,9 @@ fn load_sim(config: &Config, files: &ModelFiles, key: HashKey) -> Result<Loaded,
     };
     engine_config.validate()?;
     let identity = identity(config, files, &engine_config, &format!("sim {}", profile.fingerprint()))?;
-    let executor = Box::new(SimExecutor::new(Device::new(&profile, identity.vocab_size)));
+    let (device, layout, memory) = Device::shared(&profile, identity.vocab_size)?;
+    let executor = Box::new(SimExecutor::new(device).with_layers(layout.n_layers as usize));
+    let pool = Some(Pool { layout, memory });
     tracing::info!(
         model = %config.model.display(),
         profile = %config.sim_profile.display(),
@@ -125,7 +127,7 @@ fn load_sim(config: &Config, files: &ModelFiles, key: HashKey) -> Result<Loaded,
         "simulating"
     );
     let engine = Engine::new(engine_config)?;
-    Ok(Loaded { engine, executor, identity, pool: None, memory: Memory::default(), unwritten: None })
+    Ok(Loaded { engine, executor, identity, pool, memory: Memory::default(), unwritten: None })
 }
 
 /// The model's longest sequence, or what is configured when that is less.

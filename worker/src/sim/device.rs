@@ -8,8 +8,11 @@
 use std::time::Duration;
 
 use contract::cost::StepLoad;
-use contract::ids::Token;
+use contract::ids::{BlockId, Token};
+use contract::kv::KvLayout;
 use contract::plan::{ForwardPlan, SampledToken, SamplingSpec, SequenceOutput, SequencePlan, StepOutput};
+
+use kernels::memory::blocks::BlockMemory;
 
 use super::draw::{EMPTY, draw};
 use super::kv::{Kv, WrongKv};
@@ -45,12 +48,38 @@ impl Device {
     /// Makes a device with an empty cache for a model of `vocab_size` tokens, at least one.
     #[must_use]
     pub fn new(profile: &Profile, vocab_size: u32) -> Self {
+        Self::over(profile, vocab_size, Kv::new(profile.block_size as usize, profile.n_blocks as usize))
+    }
+
+    /// The same with a cache that transfers between workers reach, and how it lies in memory.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    pub fn shared(profile: &Profile, vocab_size: u32) -> Result<(Self, KvLayout, BlockMemory), kernels::Error> {
+        let (kv, layout, memory) = Kv::shared(profile.block_size as usize, profile.n_blocks as usize)?;
+        Ok((Self::over(profile, vocab_size, kv), layout, memory))
+    }
+
+    /// Takes over what blocks of another device hold, each `(there, here)`, as a transfer would.
+    ///
+    /// # Errors
+    /// When there is no such block.
+    pub fn copy(
+        &mut self,
+        from: &Self,
+        blocks: impl IntoIterator<Item = (BlockId, BlockId)>,
+    ) -> Result<(), ExecutorError> {
+        let copied = blocks.into_iter().try_for_each(|(there, here)| self.kv.copy(&from.kv, there.0, here.0));
+        copied.map_err(|wrong| ExecutorError::Other(wrong.to_string()))
+    }
+
+    fn over(profile: &Profile, vocab_size: u32, kv: Kv) -> Self {
         let n_slots = profile.max_running as usize;
         Self {
             timing: profile.timing,
             eos_probability: profile.eos_probability,
             vocab_size: vocab_size.max(1),
-            kv: Kv::new(profile.block_size as usize, profile.n_blocks as usize),
+            kv,
             slots: SlotTable::new(n_slots),
             checked: vec![Checked::default(); n_slots],
             tokens: Vec::new(),

@@ -6,7 +6,7 @@ use contract::request::{GenerateRequest, PrefillPeer};
 use super::harness::{Worker, config, start_model};
 use super::model::fixture;
 use crate::Config;
-use crate::config::WeightDtype;
+use crate::config::{EngineKind, WeightDtype};
 
 fn model(name: &str) -> Config {
     Config {
@@ -61,4 +61,49 @@ async fn a_prompt_computed_elsewhere_yields_the_same_tokens() {
             worker.ended().await.unwrap();
         }
     }
+}
+
+fn simulated(profile: &str) -> Config {
+    let sim_profile = std::path::PathBuf::from(profile);
+    Config { model: fixture("llama"), engine: EngineKind::Sim, sim_profile, n_blocks: Some(256), ..config() }
+}
+
+#[tokio::test]
+async fn simulated_workers_move_prompts_as_real_ones_do() {
+    for profile in ["instant", "cpu"] {
+        let (decode, prefill) = (start_model(simulated(profile)).await, start_model(simulated(profile)).await);
+        let requests = (0..6_u32).map(|i| on(decode.request(&prompt(20 + 37 * i, i), 10), &prefill));
+        let split = requests.map(|request| {
+            let decode = &decode;
+            async move { (decode.generate(&request).await.unwrap().0, request) }
+        });
+        for (tokens, request) in futures::future::join_all(split).await {
+            let alone = GenerateRequest { cache_salt: "another".to_owned(), prefill_on: None, ..request };
+            assert_eq!(tokens, decode.generate(&alone).await.unwrap().0, "{profile}");
+        }
+        assert!(prefill.at_rest().await.cached > 0, "it computed prompts");
+        decode.at_rest().await;
+    }
+}
+
+#[tokio::test]
+async fn who_cannot_get_a_prompt_computes_it() {
+    let (decode, prefill) = (start_model(simulated("instant")).await, start_model(simulated("instant")).await);
+    let wanted = decode.request(&prompt(50, 1), 10);
+    let alone = decode.generate(&wanted).await.unwrap().0;
+    let with = |change: &dyn Fn(&mut PrefillPeer)| {
+        let mut request = on(GenerateRequest { cache_salt: "s".to_owned(), ..wanted.clone() }, &prefill);
+        request.prefill_on.as_mut().map(change);
+        request
+    };
+    // Nobody listens; it is another's next life; it is this engine itself.
+    let gone = with(&|peer| peer.address = "127.0.0.1:1".to_owned());
+    let stale = with(&|peer| peer.engine.incarnation = contract::ids::Incarnation(1));
+    let own = with(&|peer| peer.engine = decode.engine.clone());
+    let salted = GenerateRequest { cache_salt: "s".to_owned(), ..wanted.clone() };
+    for request in [gone, stale, own, salted] {
+        assert_eq!(decode.generate(&request).await.unwrap().0, alone);
+    }
+    decode.at_rest().await;
+    assert_eq!(prefill.at_rest().await.cached, 0, "it was never asked for anything that it could give");
 }
