@@ -21,6 +21,8 @@ pub struct Plan {
     pub n_workers: usize,
     /// Set in every worker's table.
     pub worker: Table,
+    /// Set in the tables of the first workers, one by one.
+    pub each_worker: Vec<Table>,
     /// Set in every router's table.
     pub router: Table,
     /// The telemetry table of every process.
@@ -41,6 +43,7 @@ impl Default for Plan {
             n_routers: 1,
             n_workers: 1,
             worker,
+            each_worker: Vec::new(),
             router: Table::new(),
             telemetry: Table::new(),
             ttl_ms: 2000,
@@ -90,7 +93,8 @@ impl Cluster {
         shared.insert("scheduler_addresses".to_owned(), vec![scheduler.address("grpc")].into());
         let mut cluster = Self { etcd, scheduler, routers: Vec::new(), workers: Vec::new(), shared, plan };
         for index in 0..cluster.plan.n_workers {
-            let worker = cluster.start_worker(&format!("worker-{index}"));
+            let own = cluster.plan.each_worker.get(index).cloned().unwrap_or_default();
+            let worker = cluster.start_worker_with(&format!("worker-{index}"), &own);
             cluster.workers.push(worker);
         }
         for index in 0..cluster.plan.n_routers {
@@ -108,10 +112,16 @@ impl Cluster {
 
     /// Starts a worker that listens on `listen`; the caller keeps it.
     pub fn start_worker_at(&self, id: &str, listen: &str) -> Worker {
+        self.start_worker_with(id, &Table::from_iter([("listen".to_owned(), listen.into())]))
+    }
+
+    /// Starts a worker with more in its table than all have; the caller keeps it.
+    pub fn start_worker_with(&self, id: &str, own: &Table) -> Worker {
         let mut config = self.shared.clone();
         let mut table = self.plan.worker.clone();
         table.insert("id".to_owned(), id.into());
-        table.insert("listen".to_owned(), listen.into());
+        table.insert("listen".to_owned(), "127.0.0.1:0".into());
+        table.extend(own.clone());
         self.add_shared(&mut table);
         config.insert("worker".to_owned(), table.into());
         let process = Process::tessera(id, &["worker"], Some(&config));

@@ -34,6 +34,11 @@ const FULL: &[(&str, &str, &[&str])] = &[
         &["-p", "router", "--lib", "directory"],
     ),
     (
+        "disaggregation",
+        "prefill and decode workers killed 20 times each at five points of a request, over real processes",
+        &["-p", "tests", "--test", "disaggregation"],
+    ),
+    (
         "faults",
         "500 seeds of crashes, cut links, lost and late events under virtual time, and a planted defect that is found",
         &["-p", "simulation", "--test", "faults"],

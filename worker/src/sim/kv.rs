@@ -144,10 +144,13 @@ impl Kv {
         while !rest.is_empty() {
             let (index, offset) = (position / self.block_size, position % self.block_size);
             let (now, later) = rest.split_at(rest.len().min(self.block_size - offset));
-            let mut block = self.get(table, index)?;
-            if offset == 0 {
-                block = Block { position: position as u32, n_tokens: 0, before: state, after: state };
-            }
+            // A block that is begun may hold anything, such as a part of what did not come as a whole.
+            let mut block = match (offset, self.get(table, index)) {
+                (0, Ok(_) | Err(WrongKv { fault: Fault::Torn, .. })) => {
+                    Block { position: position as u32, n_tokens: 0, before: state, after: state }
+                }
+                (_, held) => held?,
+            };
             for &token in now {
                 state = extend(state, token);
                 show(state);

@@ -1,0 +1,275 @@
+//! Prompts computed on one worker and continued on another, while either is killed at any point, over real processes.
+
+#![allow(
+    clippy::disallowed_methods,
+    clippy::print_stderr,
+    clippy::unwrap_used,
+    missing_docs,
+    reason = "tests: a failed step panics, and real time is what they measure"
+)]
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tests::answer::Answer;
+use tests::client::{self, EventStream};
+use tests::cluster::{Cluster, Plan};
+use tests::metrics::Metrics;
+use tests::{place, seed, wait};
+use tokio::task::JoinHandle;
+use toml::Table;
+
+const START: Duration = Duration::from_secs(60);
+const N_PROMPT: usize = 240;
+const N_TOKENS: u32 = 40;
+/// What a prompt's blocks take on their way: four layers of 64 bytes each.
+const PROMPT_BYTES: f64 = (N_PROMPT / 16 * 4 * 64) as f64;
+/// So they take longer than the computation where the way is slow.
+const SLOW_BYTES_PER_S: i64 = 3_000;
+
+/// When a worker is killed, in the life of one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Point {
+    /// It is gone, and the router does not know yet.
+    BeforeAccept,
+    /// The prompt is being computed.
+    InCompute,
+    /// Some layers of some blocks are there.
+    PartlySent,
+    /// All is sent; whoever gets it stands still.
+    NotAcknowledged,
+    /// The first token is out.
+    AfterHandOver,
+}
+
+const POINTS: [Point; 5] =
+    [Point::BeforeAccept, Point::InCompute, Point::PartlySent, Point::NotAcknowledged, Point::AfterHandOver];
+
+fn role(role: &str, more: &[(&str, i64)]) -> Table {
+    let mut transfer = Table::new();
+    transfer.insert("ways".to_owned(), vec!["tcp"].into());
+    transfer.extend(more.iter().map(|&(key, value)| (key.to_owned(), value.into())));
+    let mut table = Table::new();
+    table.insert("role".to_owned(), role.into());
+    table.insert("transfer".to_owned(), transfer.into());
+    table
+}
+
+/// Workers 0 and 1 decode, the others compute prompts.
+fn plan(folder: &std::path::Path, is_slow: bool) -> Plan {
+    let profile = folder.join("profile.toml");
+    let text = "block_size = 16\nn_blocks = 400\nmax_running = 32\nprefill_budget = 20\ncontext_length = 512\n\
+                [timing]\nprefill_tokens_per_s = 400\ndecode_base_ms = 10\n";
+    std::fs::write(&profile, text).unwrap();
+    let mut worker = Table::new();
+    worker.insert("engine".to_owned(), "sim".into());
+    worker.insert("sim_profile".to_owned(), profile.display().to_string().into());
+    let slow: &[(&str, i64)] = if is_slow { &[("bytes_per_s_max", SLOW_BYTES_PER_S)] } else { &[] };
+    let each_worker = vec![role("decode", &[]), role("decode", &[]), role("prefill", slow), role("prefill", slow)];
+    Plan { n_workers: each_worker.len(), worker, each_worker, model: place::tiny("llama"), ..Plan::default() }
+}
+
+fn request(random: &mut seed::Random) -> Value {
+    let prompt: Vec<u64> = (0..N_PROMPT).map(|_| 3 + random.below(250)).collect();
+    let mut body = client::completion("tiny", &[], N_TOKENS);
+    body["prompt"] = json!(prompt);
+    body
+}
+
+/// Asks and reads; `began` is told at the first token. What comes before the answer's head counts as waiting, too.
+fn ask(cluster: &Cluster, body: &Value, began: impl FnOnce() + Send + 'static) -> JoinHandle<Answer> {
+    let (address, body, asked) = (cluster.routers[0].http.clone(), body.clone(), Instant::now());
+    tokio::spawn(async move {
+        let events = EventStream::open(&client::http(), &address, "/v1/completions", &body).await.unwrap();
+        let head = asked.elapsed();
+        let mut answer = Answer::read(events, began).await.unwrap();
+        answer.longest_gap = answer.longest_gap.max(head);
+        answer
+    })
+}
+
+async fn fetches(cluster: &Cluster, result: &str) -> f64 {
+    let mut n = 0.0;
+    for worker in &cluster.workers {
+        if let Ok(metrics) = Metrics::fetch(&worker.address).await {
+            n += metrics.sum("tessera_kv_transfer_fetches_total", &[&format!("result=\"{result}\"")]);
+        }
+    }
+    n
+}
+
+/// Requests on each worker, waiting or running.
+async fn loads(cluster: &Cluster) -> Vec<f64> {
+    let mut loads = Vec::new();
+    for worker in &cluster.workers {
+        let metrics = Metrics::fetch(&worker.address).await;
+        loads.push(metrics.map_or(-1.0, |metrics| metrics.sum("tessera_engine_requests", &[])));
+    }
+    loads
+}
+
+/// The worker of some that has got a request since.
+async fn newly_busy(cluster: &Cluster, before: &[f64], workers: Range<usize>) -> usize {
+    let mut found = None;
+    wait::until("a worker has the request", Duration::from_secs(5), async || {
+        let now = loads(cluster).await;
+        found = workers.clone().find(|&index| now[index] > before[index]);
+        found.map(|_| ()).ok_or((before.to_vec(), now))
+    })
+    .await;
+    found.unwrap()
+}
+
+/// Bytes that a worker has sent to others.
+async fn sent(cluster: &Cluster, worker: usize) -> f64 {
+    let metrics = Metrics::fetch(&cluster.workers[worker].address).await;
+    metrics.map_or(0.0, |metrics| metrics.sum("tessera_kv_transfer_bytes_total", &["direction=\"sent\""]))
+}
+
+/// Makes decode engines busy, so that prompts are computed elsewhere.
+async fn keep_decoding(cluster: &Cluster) -> Vec<JoinHandle<Answer>> {
+    let mut streams = Vec::new();
+    for index in 0..16_u64 {
+        let mut body = client::completion("tiny", &[], 480);
+        body["prompt"] = json!([3 + index, 4, 5]);
+        let (began, has_begun) = tokio::sync::oneshot::channel();
+        streams.push(ask(cluster, &body, || drop(began.send(()))));
+        has_begun.await.unwrap();
+    }
+    streams
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn prompts_are_computed_apart_and_nothing_shows() {
+    let folder = tempfile::tempdir().unwrap();
+    let cluster = Cluster::start(plan(folder.path(), false)).await;
+    let mut random = seed::from_environment();
+    let background = keep_decoding(&cluster).await;
+    let requests: Vec<Value> = (0..6).map(|_| request(&mut random)).collect();
+    let mut split = Vec::new();
+    for body in &requests {
+        split.push(ask(&cluster, body, || ()).await.unwrap());
+    }
+    assert!(fetches(&cluster, "ok").await >= 3.0, "prompts are computed on prefill workers");
+    background.iter().for_each(JoinHandle::abort);
+    for (body, split) in requests.iter().zip(split) {
+        let mut alone = body.clone();
+        alone["cache_salt"] = "another".into();
+        let alone = ask(&cluster, &alone, || ()).await.unwrap();
+        assert!(alone.said().is_some());
+        assert_eq!(split.said(), alone.said());
+    }
+    cluster.wait_for_rest(START).await;
+}
+
+/// Whose death is watched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Victim {
+    Prefill,
+    Decode,
+}
+
+const DECODE: Range<usize> = 0..2;
+const PREFILL: Range<usize> = 2..4;
+
+/// Longest wait for a token when a worker is killed, beside what it takes undisturbed; a loaded machine is granted more.
+fn late_max() -> Duration {
+    Duration::from_secs(if seed::is_full() { 2 } else { 10 })
+}
+
+/// Sends a request and kills a worker at a point of its life; yields the worker and the answer.
+async fn kill_at(cluster: &mut Cluster, body: &Value, point: Point, victim: Victim) -> (usize, Answer) {
+    let before = loads(cluster).await;
+    let sent_before = [sent(cluster, 2).await, sent(cluster, 3).await];
+    let own = if victim == Victim::Prefill { PREFILL } else { DECODE };
+    if point == Point::BeforeAccept {
+        own.clone().for_each(|index| cluster.workers[index].process.signal("STOP"));
+    }
+    let (began, has_begun) = tokio::sync::oneshot::channel();
+    let reading = ask(cluster, body, || drop(began.send(())));
+    let index = match point {
+        Point::BeforeAccept => {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            own.clone().skip(1).for_each(|index| cluster.workers[index].process.signal("CONT"));
+            own.start
+        }
+        _ => newly_busy(cluster, &before, own.clone()).await,
+    };
+    let computes = async |cluster: &Cluster| newly_busy(cluster, &before, PREFILL).await;
+    match point {
+        Point::BeforeAccept => {}
+        Point::InCompute => {
+            computes(cluster).await;
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        Point::PartlySent => {
+            let prefill = computes(cluster).await;
+            wait::until("some is sent", START, async || match sent(cluster, prefill).await {
+                n if n > sent_before[prefill - PREFILL.start] => Ok(()),
+                n => Err(n),
+            })
+            .await;
+        }
+        Point::NotAcknowledged => {
+            let prefill = computes(cluster).await;
+            DECODE.for_each(|index| cluster.workers[index].process.signal("STOP"));
+            wait::until("all is sent", START, async || {
+                let n = sent(cluster, prefill).await - sent_before[prefill - PREFILL.start];
+                if n >= PROMPT_BYTES { Ok(()) } else { Err(n) }
+            })
+            .await;
+        }
+        Point::AfterHandOver => has_begun.await.unwrap(),
+    }
+    cluster.workers[index].process.kill();
+    if point == Point::NotAcknowledged {
+        DECODE.filter(|&other| other != index).for_each(|index| cluster.workers[index].process.signal("CONT"));
+    }
+    (index, reading.await.unwrap())
+}
+
+async fn kill_everywhere(victim: Victim) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut random = seed::from_environment();
+    for point in POINTS {
+        let plan = plan(folder.path(), point == Point::PartlySent);
+        let tables = plan.each_worker.clone();
+        let mut cluster = Cluster::start(plan).await;
+        let n_times = if seed::is_full() { 20 } else { 1 };
+        let mut longest = Duration::ZERO;
+        for time in 0..n_times {
+            let background = keep_decoding(&cluster).await;
+            let body = request(&mut random);
+            let (killed, answer) = kill_at(&mut cluster, &body, point, victim).await;
+            assert!(answer.said().is_some(), "{victim:?} {point:?} {time}: {:?}", answer.error);
+            longest = longest.max(answer.longest_gap);
+            let id = cluster.workers[killed].id.clone();
+            cluster.workers.remove(killed);
+            for stream in background {
+                assert!(stream.await.unwrap().said().is_some(), "{victim:?} {point:?}: streams beside it go on");
+            }
+            cluster.wait_for_rest(START).await;
+            let worker = cluster.start_worker_with(&id, &tables[killed]);
+            cluster.workers.insert(killed, worker);
+            cluster.wait_for_workers(4).await;
+            let mut alone = body.clone();
+            alone["cache_salt"] = format!("{time}").into();
+            let alone = ask(&cluster, &alone, || ()).await.unwrap();
+            assert_eq!(answer.said(), alone.said(), "{victim:?} {point:?} {time}");
+            let late = answer.longest_gap.saturating_sub(alone.longest_gap);
+            assert!(late <= late_max(), "{victim:?} {point:?} {time}: {late:?} late");
+        }
+        eprintln!("{victim:?} killed {point:?} {n_times} times: longest wait {longest:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_computes_a_prompt_may_die_at_any_point() {
+    kill_everywhere(Victim::Prefill).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_goes_on_with_a_prompt_may_die_at_any_point() {
+    kill_everywhere(Victim::Decode).await;
+}
