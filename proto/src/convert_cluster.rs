@@ -128,6 +128,7 @@ impl From<&Occupancy> for wire::Occupancy {
             tokens_running: occupancy.tokens_running,
             cost: Some(occupancy.cost.into()),
             step_tokens: occupancy.step_tokens,
+            tokens_prefilled: occupancy.tokens_prefilled,
         }
     }
 }
@@ -146,6 +147,7 @@ impl TryFrom<wire::Occupancy> for Occupancy {
             tokens_running: occupancy.tokens_running,
             cost: occupancy.cost.map(Into::into).unwrap_or_default(),
             step_tokens: occupancy.step_tokens,
+            tokens_prefilled: occupancy.tokens_prefilled,
         })
     }
 }
@@ -241,6 +243,7 @@ mod tests {
             tokens_running: 4,
             cost: CostCoefficients { decode_base_ms: 1.5, ..CostCoefficients::default() },
             step_tokens: 512,
+            tokens_prefilled: 1 << 40,
         };
         let engine_view = EngineView {
             engine,

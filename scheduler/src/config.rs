@@ -8,6 +8,8 @@ use daemon::server::ServerConfig;
 use membership::MembershipConfig;
 use serde::{Deserialize, Serialize};
 
+use crate::state::roles::RoleSettings;
+
 /// The `[scheduler]` table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -30,6 +32,8 @@ pub struct Config {
     /// Batches of the ledger that wait for one router; a router that is further behind begins anew with a snapshot.
     #[serde(deserialize_with = "at_least_one")]
     pub ledger_batches_max: usize,
+    /// How it gives workers their roles, those that were not told one.
+    pub roles: RoleSettings,
     /// Bounds of its server.
     pub server: ServerConfig,
     /// Tells who started it where it listens.
@@ -48,6 +52,7 @@ impl Default for Config {
             ledger_grace_ms: 2_000,
             ledger_silence_ms_max: 3_000,
             ledger_batches_max: 4_096,
+            roles: RoleSettings::default(),
             // Nothing here runs long after its streams were told to end.
             server: ServerConfig { grace_ms: 5_000, ..ServerConfig::default() },
             announce: Announce::default(),

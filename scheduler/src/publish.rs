@@ -9,9 +9,13 @@ use daemon::clock;
 use daemon::shutdown::Shutdown;
 use membership::WatchStream;
 use tokio::sync::{mpsc, watch};
+use tokio::time::MissedTickBehavior;
 
 use crate::state::{State, StreamId};
 use crate::telemetry::Telemetry;
+
+/// Time between two looks at the roles of workers.
+const ROLES_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Reports that may wait; beyond it their streams are not read.
 pub(crate) const EVENTS_MAX: usize = 1_024;
@@ -46,6 +50,8 @@ impl Publisher {
     /// Runs until `shutdown`, or until nobody can send events any more.
     pub(crate) async fn run(mut self, mut events: mpsc::Receiver<Event>, mut members: WatchStream, shutdown: Shutdown) {
         let mut published: Option<Instant> = None;
+        let mut roles = tokio::time::interval(ROLES_INTERVAL);
+        roles.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let now = clock::now();
             let is_due = self.is_changed();
@@ -69,6 +75,7 @@ impl Publisher {
                     None => return,
                 },
                 () = sleep_or_never(wait) => self.state.tick(clock::now()),
+                _ = roles.tick() => self.give_roles(),
             }
         }
     }
@@ -95,6 +102,14 @@ impl Publisher {
                 }
             }
             Event::StreamEnded(stream) => self.state.stream_ended(stream),
+        }
+    }
+
+    fn give_roles(&mut self) {
+        if self.state.give_roles(clock::now()) {
+            for view in &self.state.view().engines {
+                tracing::info!(engine = %view.engine, role = ?view.role, "roles have changed");
+            }
         }
     }
 

@@ -56,7 +56,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
     let (views_sender, views) = watch::channel(None);
     let (events_sender, events) = mpsc::channel(EVENTS_MAX);
     let publisher = Publisher {
-        state: State::new(clock::unix_ms(), config.occupancy_stale()),
+        state: State::new(clock::unix_ms(), config.occupancy_stale(), config.roles),
         telemetry: Telemetry::new(),
         interval: config.view_interval(),
         views: views_sender,

@@ -2,8 +2,9 @@
 
 mod admit;
 pub mod ledger;
+pub mod roles;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use contract::ids::{DataRank, EngineId, WorkerId};
@@ -13,6 +14,7 @@ use membership::WatchEvent;
 use thiserror::Error;
 
 pub use admit::Refusal;
+use roles::{RoleSettings, Roles};
 
 /// Names one stream of reports, so that its end says nothing about a newer one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -59,6 +61,7 @@ pub struct State {
     members: BTreeMap<MemberKey, Member>,
     refused: BTreeMap<MemberKey, Refusal>,
     reports: BTreeMap<EngineId, Report>,
+    roles: Roles,
     view: ClusterView,
 }
 
@@ -75,12 +78,13 @@ impl State {
     ///
     /// Reports count for `stale_after`. `epoch` must exceed that of every scheduler before this one.
     #[must_use]
-    pub fn new(epoch: u64, stale_after: Duration) -> Self {
+    pub fn new(epoch: u64, stale_after: Duration, roles: RoleSettings) -> Self {
         Self {
             stale_after,
             members: BTreeMap::new(),
             refused: BTreeMap::new(),
             reports: BTreeMap::new(),
+            roles: Roles::new(roles),
             view: ClusterView { epoch, ..ClusterView::default() },
         }
     }
@@ -132,6 +136,7 @@ impl State {
             return Err(Ignored::OldStep);
         }
         self.reports.insert(occupancy.engine.clone(), Report { stream, at: now, step });
+        self.roles.observe(&occupancy, now);
         self.set_occupancy(index, Some(occupancy));
         Ok(())
     }
@@ -145,6 +150,22 @@ impl State {
     pub fn tick(&mut self, now: Instant) {
         let stale_after = self.stale_after;
         self.forget(|report| report.at + stale_after <= now);
+    }
+
+    /// Gives engines that were not told a role another at `now`, if that promises enough; true when any changed.
+    pub fn give_roles(&mut self, now: Instant) -> bool {
+        let told: BTreeSet<&str> =
+            self.members.values().filter(|member| member.role.is_some()).map(|member| member.id.as_str()).collect();
+        let free = |view: &&EngineView| !view.draining && !told.contains(view.engine.worker.as_str());
+        let engines: Vec<&EngineView> = self.view.engines.iter().filter(free).collect();
+        let Some(roles) = self.roles.decide(&engines, now) else { return false };
+        for view in &mut self.view.engines {
+            if let Some(&role) = roles.get(&view.engine) {
+                view.role = role;
+            }
+        }
+        self.view.version += 1;
+        true
     }
 
     /// When [`Self::tick`] has something to do next, if no report comes.
@@ -193,7 +214,9 @@ impl State {
         let workers = self.members.values().filter(|member| member.kind == MemberKind::Worker);
         let incumbents = self.view.engines.iter().map(|view| &view.identity);
         let decided = admit::decide(workers, incumbents);
-        let mut engines: Vec<EngineView> = decided.admitted.iter().flat_map(|member| engines_of(member)).collect();
+        let roles = &self.roles;
+        let mut engines: Vec<EngineView> =
+            decided.admitted.iter().flat_map(|member| engines_of(member, roles)).collect();
         engines.sort_by(|one, two| one.engine.cmp(&two.engine));
         for view in &mut engines {
             if let Some(index) = self.find(&view.engine) {
@@ -213,20 +236,21 @@ impl State {
     }
 }
 
-fn engines_of(member: &Member) -> impl Iterator<Item = EngineView> {
+fn engines_of(member: &Member, roles: &Roles) -> Vec<EngineView> {
     let identity = member.identity.as_ref().expect("only workers with an identity are admitted");
-    (0..member.n_data_ranks).map(move |rank| EngineView {
-        engine: EngineId {
-            worker: WorkerId::from(member.id.as_str()),
-            incarnation: member.incarnation,
-            data_rank: DataRank(rank),
-        },
-        address: member.address.clone(),
-        identity: identity.clone(),
-        role: member.role.unwrap_or(Role::Mixed),
-        draining: member.draining,
-        occupancy: None,
-    })
+    let engine_of = |rank| {
+        let worker = WorkerId::from(member.id.as_str());
+        let engine = EngineId { worker, incarnation: member.incarnation, data_rank: DataRank(rank) };
+        EngineView {
+            role: member.role.or_else(|| roles.of(&engine)).unwrap_or(Role::Mixed),
+            engine,
+            address: member.address.clone(),
+            identity: identity.clone(),
+            draining: member.draining,
+            occupancy: None,
+        }
+    };
+    (0..member.n_data_ranks).map(engine_of).collect()
 }
 
 /// Whether nothing but the occupancy may differ.

@@ -123,6 +123,7 @@ fn occupancy(member: &Member, step: u64) -> Occupancy {
         tokens_running: 7,
         cost: CostCoefficients::default(),
         step_tokens: 0,
+        tokens_prefilled: 0,
     }
 }
 

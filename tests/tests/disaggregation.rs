@@ -124,7 +124,7 @@ async fn newly_busy(cluster: &Cluster, before: &[f64], workers: Range<usize>) ->
 /// Bytes that a worker has sent to others.
 async fn sent(cluster: &Cluster, worker: usize) -> f64 {
     let metrics = Metrics::fetch(&cluster.workers[worker].address).await;
-    metrics.map_or(0.0, |metrics| metrics.sum("tessera_kv_transfer_bytes_total", &["direction=\"sent\""]))
+    metrics.map_or(0.0, |metrics| metrics.sum("tessera_kv_transfer_moved_bytes_total", &["direction=\"sent\""]))
 }
 
 /// Makes decode engines busy, so that prompts are computed elsewhere.

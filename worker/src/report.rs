@@ -107,6 +107,7 @@ mod tests {
             tokens_running: 0,
             cost: CostCoefficients::default(),
             step_tokens: 0,
+            tokens_prefilled: 0,
         }
     }
 

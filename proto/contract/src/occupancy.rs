@@ -46,4 +46,6 @@ pub struct Occupancy {
     pub cost: CostCoefficients,
     /// Prompt tokens that a step computes at most; 0 is not known.
     pub step_tokens: u32,
+    /// Prompt tokens computed in this life.
+    pub tokens_prefilled: u64,
 }

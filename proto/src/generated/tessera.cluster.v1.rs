@@ -108,6 +108,9 @@ pub struct Occupancy {
     /// Prompt tokens that a step computes at most; 0 is not known.
     #[prost(uint32, tag = "9")]
     pub step_tokens: u32,
+    /// Prompt tokens computed in this life.
+    #[prost(uint64, tag = "10")]
+    pub tokens_prefilled: u64,
 }
 /// allocated + cached + free = total.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -10,6 +10,11 @@ use super::*;
 
 const STALE: Duration = Duration::from_millis(50);
 
+/// Nobody was given a role.
+fn free() -> Roles {
+    Roles::new(RoleSettings::default())
+}
+
 fn identity(model: u8, block_size: u32) -> ModelIdentity {
     ModelIdentity {
         name: format!("m{model}").into(),
@@ -52,11 +57,12 @@ fn occupancy(engine: EngineId, step: u64) -> Occupancy {
         tokens_running: step,
         cost: CostCoefficients::default(),
         step_tokens: 0,
+        tokens_prefilled: 0,
     }
 }
 
 fn start() -> (State, Instant) {
-    (State::new(7, STALE), daemon::clock::now())
+    (State::new(7, STALE, RoleSettings::default()), daemon::clock::now())
 }
 
 #[test]
@@ -191,7 +197,7 @@ impl Naive {
     }
 
     fn engines(&self) -> Vec<EngineId> {
-        let ids = self.admitted.iter().flat_map(|member| engines_of(member).map(|view| view.engine));
+        let ids = self.admitted.iter().flat_map(|member| engines_of(member, &free()).into_iter().map(|view| view.engine));
         ids.collect()
     }
 
@@ -216,7 +222,7 @@ impl Naive {
 
     fn view(&mut self) -> Vec<EngineView> {
         let admitted = self.admitted.clone();
-        let mut engines: Vec<EngineView> = admitted.iter().flat_map(engines_of).collect();
+        let mut engines: Vec<EngineView> = admitted.iter().flat_map(|member| engines_of(member, &free())).collect();
         engines.sort_by_key(|view| view.engine.clone());
         for report in self.last().into_iter().filter(|report| !report.is_over) {
             let view = engines.iter_mut().find(|view| view.engine == report.occupancy.engine).unwrap();

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use contract::view::{Member, MemberKind};
 use membership::WatchEvent;
+use scheduler::state::roles::RoleSettings;
 use scheduler::state::{State, StreamId};
 
 use crate::event::{Event, ToRouter, ToScheduler};
@@ -16,6 +17,10 @@ use crate::worker::Worker;
 const VIEW_INTERVAL: Duration = Duration::from_millis(5);
 /// Reports older than this do not count.
 const STALE_AFTER: Duration = Duration::from_secs(5);
+
+/// Every worker does everything.
+const ROLES: RoleSettings =
+    RoleSettings { auto: false, decode_ms_goal: 50.0, first_token_ms_goal: 2_000.0, settle_ms: 10_000 };
 
 /// One scheduler.
 pub(crate) struct Scheduler {
@@ -29,7 +34,7 @@ pub(crate) struct Scheduler {
 impl Scheduler {
     pub(crate) fn new(n_routers: usize) -> Self {
         Self {
-            state: State::new(1, STALE_AFTER),
+            state: State::new(1, STALE_AFTER, ROLES),
             n_routers,
             epoch: 1,
             published: (Duration::ZERO, 0),
@@ -40,7 +45,7 @@ impl Scheduler {
     /// Begins, for the first time or again, with who is a member now.
     pub(crate) fn begin(&mut self, workers: &[Worker], prepared: &Prepared, network: &mut Network) {
         self.epoch += 1;
-        self.state = State::new(self.epoch, STALE_AFTER);
+        self.state = State::new(self.epoch, STALE_AFTER, ROLES);
         self.published = (Duration::ZERO, 0);
         self.is_publish_due = false;
         let members = workers.iter().filter(|worker| worker.is_up).map(|worker| member(worker, prepared));

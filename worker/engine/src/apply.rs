@@ -24,6 +24,10 @@ impl Engine {
             let tokens = if planned.samples { sampled.next().map(|output| output.tokens) } else { None };
             let sequence = &mut self.sequences[planned.idx];
             sequence.n_in_flight -= 1;
+            let n_new = planned.n_computed - sequence.n_computed;
+            if n_new > 1 || !planned.samples {
+                self.counters.tokens_prefilled += n_new as u64;
+            }
             sequence.n_computed = planned.n_computed;
             sequence.n_pending -= usize::from(planned.samples);
             if sequence.state != State::Ended {

@@ -210,6 +210,7 @@ impl Engine {
             tokens_running: n_context as u64,
             cost,
             step_tokens: self.config.prefill_budget.unwrap_or(self.config.token_budget),
+            tokens_prefilled: self.counters.tokens_prefilled,
         }
     }
 

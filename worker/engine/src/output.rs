@@ -84,6 +84,8 @@ pub struct Counters {
     pub prefix_hit_tokens: u64,
     /// Prompt tokens not found then.
     pub prefix_miss_tokens: u64,
+    /// Tokens of prompts computed, and of outputs that were computed again.
+    pub tokens_prefilled: u64,
     /// Tokens emitted.
     pub tokens_generated: u64,
     /// KV events dropped because nobody drained them; readers see the gap.

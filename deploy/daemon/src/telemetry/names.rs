@@ -202,7 +202,7 @@ metrics! {
         "Prompt tokens found in the prefix cache or not";
     /// Keys and values that moved between workers; `direction` is sent or received, `way` is tcp, pull or ring. What is
     /// pulled counts as sent when it is announced.
-    KV_TRANSFER_BYTES = Counter, Bytes, "tessera.kv_transfer.bytes", ["direction", "way"],
+    KV_TRANSFER_BYTES = Counter, Bytes, "tessera.kv_transfer.moved", ["direction", "way"],
         "Keys and values moved between workers, by direction and way";
     /// Orders of a decode worker as they ended; `result` is ok or why not.
     KV_TRANSFER_FETCHES = Counter, Count, "tessera.kv_transfer.fetches", ["result"],
