@@ -134,7 +134,10 @@ async fn keep_decoding(cluster: &Cluster) -> Vec<JoinHandle<Answer>> {
         let mut body = client::completion("tiny", &[], 480);
         body["prompt"] = json!([3 + index, 4, 5]);
         let (began, has_begun) = tokio::sync::oneshot::channel();
-        streams.push(ask(cluster, &body, || drop(began.send(()))));
+        streams.push(ask(cluster, &body, || {
+            // Nobody waits for it when the test has failed.
+            let _ = began.send(());
+        }));
         has_begun.await.unwrap();
     }
     streams
@@ -187,7 +190,11 @@ async fn kill_at(cluster: &mut Cluster, body: &Value, point: Point, victim: Vict
         own.clone().for_each(|index| cluster.workers[index].process.signal("STOP"));
     }
     let (began, has_begun) = tokio::sync::oneshot::channel();
-    let reading = ask(cluster, body, || drop(began.send(())));
+    let begin = || {
+        // Not every point waits for it.
+        let _ = began.send(());
+    };
+    let reading = ask(cluster, body, begin);
     let index = match point {
         Point::BeforeAccept => {
             tokio::time::sleep(Duration::from_millis(200)).await;
@@ -272,4 +279,23 @@ async fn whoever_computes_a_prompt_may_die_at_any_point() {
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_goes_on_with_a_prompt_may_die_at_any_point() {
     kill_everywhere(Victim::Decode).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_prefill_worker_that_stands_still_is_given_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let cluster = Cluster::start(plan(folder.path(), false)).await;
+    let background = keep_decoding(&cluster).await;
+    let body = request(&mut seed::from_environment());
+    let before = loads(&cluster).await;
+    let reading = ask(&cluster, &body, || ());
+    let prefill = newly_busy(&cluster, &before, PREFILL).await;
+    cluster.workers[prefill].process.signal("STOP");
+    let answer = reading.await.unwrap();
+    cluster.workers[prefill].process.signal("CONT");
+    assert!(answer.said().is_some(), "{:?}", answer.error);
+    // Two seconds of silence, and the prompt is computed again beside those that decode.
+    assert!(answer.longest_gap < Duration::from_secs(5) + late_max(), "{:?}", answer.longest_gap);
+    background.iter().for_each(JoinHandle::abort);
+    cluster.wait_for_rest(START).await;
 }

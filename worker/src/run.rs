@@ -57,20 +57,14 @@ pub(crate) async fn serve(
     let bounds =
         Bounds { reader_tokens_max: config.reader_tokens_max.max(1) as usize, kv_batches_max: config.kv_batches_max };
     let tasks = Tasks::new();
-    let transfers = match pool {
-        Some(pool) => Some(Transfers::bind(&config, &id, &identity, pool).await?),
-        None => None,
-    };
-    let fetch = transfers.as_ref().map(|transfers| transfers.fetcher(&tasks));
-    let started = engine_loop::start(id.clone(), engine, executor, bounds, fetch);
+    let transfers = Transfers::bind(&config, &id, &identity, pool).await?;
+    let started = engine_loop::start(id.clone(), engine, executor, bounds, transfers.fetcher(&tasks));
     let (handle, thread) = started.map_err(Error::Thread)?;
     // Whatever ends this function stops the engine and every task.
     let (stop, stopping) = shutdown.part();
     let guard = StopOnDrop { handle: handle.clone(), stop };
-    let transfer_address = transfers.as_ref().map(|transfers| transfers.address.clone()).unwrap_or_default();
-    if let Some(transfers) = transfers {
-        transfers.serve(&handle, &tasks, &stopping);
-    }
+    let transfer_address = transfers.address.clone();
+    transfers.serve(&handle, &tasks, &stopping);
     let address = listener.local_addr();
     let member = member(&config, incarnation, address, &identity);
     let pace = Pace { interval: Duration::from_millis(config.report_interval_ms), heartbeat: config.heartbeat() };

@@ -32,16 +32,21 @@ pub(crate) struct Pool {
 }
 
 /// A worker's place among those that move prompts.
+#[derive(Default)]
 pub(crate) struct Transfers {
+    /// Where others order prompts; empty where nobody can.
+    pub(crate) address: String,
+    bound: Option<Bound>,
+}
+
+struct Bound {
     endpoint: Arc<Endpoint>,
     listener: TcpListener,
-    /// Where others order prompts.
-    pub(crate) address: String,
     bounds: FetchBounds,
 }
 
 impl Transfers {
-    /// Listens for orders.
+    /// Listens for orders, if there is a pool to take blocks from.
     ///
     /// # Errors
     /// When it cannot.
@@ -49,8 +54,9 @@ impl Transfers {
         config: &Config,
         engine: &EngineId,
         identity: &ModelIdentity,
-        pool: Pool,
+        pool: Option<Pool>,
     ) -> Result<Self, Error> {
+        let Some(pool) = pool else { return Ok(Self::default()) };
         let transfer = &config.transfer;
         let listen = if transfer.listen.is_empty() { with_port(&config.listen, 0) } else { transfer.listen.clone() };
         let bound = async { TcpListener::bind(&listen).await.and_then(|it| Ok((it.local_addr()?, it))) };
@@ -68,23 +74,26 @@ impl Transfers {
         };
         let share = Share::whole(pool.layout);
         let endpoint = Endpoint::new(engine.clone(), identity.clone(), share, pool.memory, transfer.clone());
-        Ok(Self { endpoint: Arc::new(endpoint), listener, address, bounds })
+        Ok(Self { address, bound: Some(Bound { endpoint: Arc::new(endpoint), listener, bounds }) })
     }
 
     /// What gets prompts from others.
-    pub(crate) fn fetcher(&self, tasks: &Tasks) -> Arc<dyn Fetch> {
-        Arc::new(Fetcher {
-            client: Arc::new(Client::new(Arc::clone(&self.endpoint))),
+    pub(crate) fn fetcher(&self, tasks: &Tasks) -> Option<Arc<dyn Fetch>> {
+        let Bound { endpoint, bounds, .. } = self.bound.as_ref()?;
+        Some(Arc::new(Fetcher {
+            client: Arc::new(Client::new(Arc::clone(endpoint))),
             runtime: Handle::current(),
             tasks: tasks.clone(),
-            bounds: self.bounds,
-        })
+            bounds: *bounds,
+        }))
     }
 
     /// Serves the orders of others until `shutdown`.
     pub(crate) fn serve(self, engine: &EngineHandle, tasks: &Tasks, shutdown: &Shutdown) {
-        let (source, of_orders) = (Arc::new(engine.clone()), tasks.clone());
-        tasks.spawn("kv-transfers", listen(self.endpoint, self.listener, source, of_orders, shutdown.clone()));
+        if let Some(Bound { endpoint, listener, .. }) = self.bound {
+            let (source, of_orders) = (Arc::new(engine.clone()), tasks.clone());
+            tasks.spawn("kv-transfers", listen(endpoint, listener, source, of_orders, shutdown.clone()));
+        }
     }
 }
 

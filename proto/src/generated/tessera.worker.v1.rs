@@ -980,7 +980,7 @@ pub mod worker_server {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TransferMessage {
-    #[prost(oneof = "transfer_message::Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9")]
+    #[prost(oneof = "transfer_message::Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10")]
     pub kind: ::core::option::Option<transfer_message::Kind>,
 }
 /// Nested message and enum types in `TransferMessage`.
@@ -1005,6 +1005,8 @@ pub mod transfer_message {
         Ack(super::TransferAck),
         #[prost(message, tag = "9")]
         Taken(super::TransferTaken),
+        #[prost(message, tag = "10")]
+        Working(super::TransferWorking),
     }
 }
 /// How a worker's blocks lie, and which of the model's heads they hold.
@@ -1119,6 +1121,9 @@ pub struct TransferOrder {
 /// All was sent.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TransferDone {}
+/// The prefill worker lives, though it has nothing to send.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TransferWorking {}
 /// All was received; the prefill worker may let go of the blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TransferAck {}

@@ -197,7 +197,8 @@ impl Naive {
     }
 
     fn engines(&self) -> Vec<EngineId> {
-        let ids = self.admitted.iter().flat_map(|member| engines_of(member, &free()).into_iter().map(|view| view.engine));
+        let ids =
+            self.admitted.iter().flat_map(|member| engines_of(member, &free()).into_iter().map(|view| view.engine));
         ids.collect()
     }
 

@@ -16,6 +16,9 @@ pub struct TransferConfig {
     pub advertise: String,
     /// Longest time from the order of a prompt to its last block, in milliseconds; then the rest is computed here.
     pub deadline_ms: u64,
+    /// Longest silence of a worker that computes a prompt for this one, in milliseconds; then the rest is computed here.
+    /// Who has nothing to send says so twice a second.
+    pub silence_ms: u64,
     /// Longest time that computed blocks are kept for a worker that acknowledges nothing, in milliseconds.
     pub lease_ms: u64,
     /// Ways to move blocks, the best first; the first that two workers can use is used. A pair that can use none of them
@@ -42,6 +45,7 @@ impl Default for TransferConfig {
             listen: String::new(),
             advertise: String::new(),
             deadline_ms: 60_000,
+            silence_ms: 2_000,
             lease_ms: 5_000,
             ways: vec![Way::Pull, Way::Ring, Way::Tcp],
             bytes_per_s_max: None,
@@ -58,6 +62,11 @@ impl TransferConfig {
     /// Longest time from an order to its last block.
     pub(crate) fn deadline(&self) -> Duration {
         Duration::from_millis(self.deadline_ms)
+    }
+
+    /// Longest silence of who computes.
+    pub(super) fn silence(&self) -> Duration {
+        Duration::from_millis(self.silence_ms)
     }
 
     /// How long unacknowledged blocks are kept.

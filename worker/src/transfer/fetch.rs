@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use contract::error::RequestError;
 use contract::ids::BlockId;
+use daemon::clock;
 use kernels::memory::checksum::Checksum;
 use kernels::memory::runs::{RemoteRuns, Runs};
 use thiserror::Error;
@@ -147,9 +148,11 @@ impl<'a> Fetch<'a> {
         let message = Message::Order(self.order.clone(), self.connection.means.way());
         self.connection.link.say(&message, self.until).await?;
         let ended = loop {
-            let header = self.connection.link.read_header(self.until).await?;
+            let heard_until = self.until.min(Instant::from_std(clock::now() + self.endpoint.config.silence()));
+            let header = self.connection.link.read_header(heard_until).await?;
             match header.kind {
                 Kind::Message => match self.connection.link.read_message(&header, self.until).await? {
+                    Message::Working => continue,
                     Message::Done if self.received.is_complete() => break Ok(()),
                     Message::Done => return Err(FetchFailure::Incomplete),
                     Message::Failed(error) => break Err(FetchFailure::Refused(error)),

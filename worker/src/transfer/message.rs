@@ -28,6 +28,8 @@ pub(super) enum Message {
     Ring(RingOffer),
     RingOpened(bool),
     Order(Order, Way),
+    /// Nothing is ready to be sent.
+    Working,
     Done,
     Failed(RequestError),
     Ack,
@@ -112,6 +114,7 @@ impl Message {
             }),
             Self::RingOpened(is_open) => Kind::RingOpened(wire::TransferRingOpened { is_open: *is_open }),
             Self::Order(order, way) => Kind::Order(order_to_wire(order, *way)),
+            Self::Working => Kind::Working(wire::TransferWorking {}),
             Self::Done => Kind::Done(wire::TransferDone {}),
             Self::Failed(error) => Kind::Failed(wire::TransferFailed { error: status::to_bytes(error) }),
             Self::Ack => Kind::Ack(wire::TransferAck {}),
@@ -147,6 +150,7 @@ impl Message {
                 let (order, way) = order_from_wire(order)?;
                 Self::Order(order, way)
             }
+            Kind::Working(wire::TransferWorking {}) => Self::Working,
             Kind::Done(_) => Self::Done,
             Kind::Failed(failed) => Self::Failed(status::from_bytes(&failed.error)),
             Kind::Ack(_) => Self::Ack,

@@ -1,6 +1,7 @@
 //! Sends a prompt's blocks as they are ready, layer by layer, while later layers and chunks still compute.
 
 use std::ops::Range;
+use std::pin::pin;
 use std::sync::Arc;
 
 use contract::error::RequestError;
@@ -11,11 +12,12 @@ use kernels::memory::runs::Runs;
 use thiserror::Error;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::yield_now;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Duration, Instant, sleep_until, timeout_at};
 
 use super::endpoint::Endpoint;
 use super::frame::{Header, Kind};
 use super::link::{Link, LinkError};
+use super::message::Message;
 use super::ring::Ring;
 use super::{Order, Progress, Share, Way};
 
@@ -26,6 +28,9 @@ const TCP_FRAME_BYTES: usize = 1 << 20;
 const PULL_FRAME_BYTES: usize = 4 << 20;
 /// Two of these are in a ring that stays in a core's cache.
 pub(super) const RING_FRAME_BYTES: usize = 512 << 10;
+
+/// Longest silence towards the peer.
+const WORKING_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Why not all was sent.
 #[derive(Debug, Error)]
@@ -131,10 +136,22 @@ impl Sending<'_> {
     }
 
     async fn changed(&self, progress: &mut watch::Receiver<Progress>) -> Result<(), SendError> {
-        match timeout_at(self.until, progress.changed()).await {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(_)) => Err(RequestError::Internal("the engine dropped a prefill".to_owned()).into()),
-            Err(_) => Err(LinkError::Late.into()),
+        match self.while_working(progress.changed()).await? {
+            Ok(()) => Ok(()),
+            Err(_) => Err(RequestError::Internal("the engine dropped a prefill".to_owned()).into()),
+        }
+    }
+
+    /// Waits, and tells the peer now and then that it lives.
+    async fn while_working<T>(&self, wait: impl Future<Output = T>) -> Result<T, LinkError> {
+        let mut wait = pin!(wait);
+        loop {
+            let now = Instant::from_std(clock::now());
+            match timeout_at(self.until.min(now + WORKING_INTERVAL), wait.as_mut()).await {
+                Ok(value) => return Ok(value),
+                Err(_) if Instant::from_std(clock::now()) >= self.until => return Err(LinkError::Late),
+                Err(_) => self.link.say(&Message::Working, self.until).await?,
+            }
         }
     }
 
@@ -156,7 +173,7 @@ impl Sending<'_> {
             if passed_at > self.until {
                 return Err(LinkError::Late.into());
             }
-            sleep_until(passed_at).await;
+            self.while_working(sleep_until(passed_at)).await?;
         }
         let mut checksum = Checksum::new();
         runs.sum(0, runs.n_bytes(), &mut checksum);
