@@ -30,7 +30,7 @@ use desk::{ExecutorThread, panic_text};
 #[cfg(test)]
 pub(crate) use handle::assemble;
 pub(crate) use handle::{Bounds, EngineHandle, EngineThread, start};
-use lending::Lendings;
+pub use lending::Lendings;
 use metrics::Metrics;
 
 use crate::inbox::{Event, Inbox, LendRequest, Submission};

@@ -75,7 +75,7 @@ pub struct Layers {
 
 /// A sequence of a step whose progress is told.
 #[derive(Clone, Debug)]
-pub(crate) struct Watched {
+pub struct Watched {
     pub(crate) progress: watch::Sender<Progress>,
     /// Its tokens whose KV is there after the step.
     pub(crate) n_tokens: u32,
@@ -83,7 +83,7 @@ pub(crate) struct Watched {
 
 impl Layers {
     /// A step begins.
-    pub(crate) fn begin(&self, watched: Vec<Watched>) {
+    pub fn begin(&self, watched: Vec<Watched>) {
         *self.lock() = watched;
     }
 
@@ -104,7 +104,7 @@ impl Layers {
     }
 
     /// The step is over: whoever was not told of layers is told of all.
-    pub(crate) fn end(&self) {
+    pub fn end(&self) {
         for Watched { progress, n_tokens } in self.lock().drain(..) {
             progress.send_if_modified(|progress| {
                 let is_new = progress.tokens_by_layer.iter().any(|of_layer| *of_layer < n_tokens);

@@ -23,8 +23,9 @@ mod split;
 pub mod transfer;
 
 pub use config::Config;
-pub use engine_loop::EngineFailure;
+pub use engine_loop::{EngineFailure, Lendings};
 pub use error::Error;
+pub use lent::{Layers, Watched};
 pub use run::run;
 pub use transfer::{TransferConfig, Way};
 

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use contract::error::RequestError;
-use contract::ids::{EngineId, ModelName, RequestId};
+use contract::ids::{EngineId, RequestId};
 use contract::kv::KvLayout;
 use contract::model::ModelIdentity;
-use contract::request::{GenerateRequest, PrefillPeer, SamplingParams, StopParams};
+use contract::request::PrefillPeer;
 use daemon::random;
 use daemon::shutdown::Shutdown;
 use daemon::task::Tasks;
@@ -136,18 +136,7 @@ async fn fill(client: Arc<Client>, filling: Filling, bounds: FetchBounds) {
     let Filling { request, hold, cancelled, mut filled } = filling;
     let Some(PrefillPeer { engine, address }) = request.prefill_on.clone() else { return };
     let n_first = hold.n_cached / block_size;
-    let order = Order {
-        request: request.id,
-        attempt: request.attempt,
-        prompt: request.prompt.iter().chain(&request.generated).copied().collect(),
-        first_block: u32::try_from(n_first).unwrap_or(u32::MAX),
-        cache_salt: request.cache_salt.clone(),
-        adapter: request.adapter.clone(),
-        tenant: request.tenant.clone(),
-        priority: request.priority,
-        deadline: request.deadline.map_or(bounds.deadline, |left| left.min(bounds.deadline)),
-        lease: bounds.lease,
-    };
+    let order = Order::of(&request, n_first, bounds.deadline, bounds.lease);
     let reservation = Reservation { blocks: hold.table[n_first..].to_vec() };
     let peer = Peer { address, engine };
     let fetched = tokio::select! {
@@ -162,33 +151,12 @@ async fn fill(client: Arc<Client>, filling: Filling, bounds: FetchBounds) {
             error.blocks_complete as usize
         }
     };
-    filled.n_tokens = ((n_first + n_blocks) * block_size).min(hold.tokens.len());
+    filled.n_tokens = hold.n_filled(n_blocks, block_size);
 }
 
 impl PrefillSource for EngineHandle {
     async fn begin(&self, order: Order) -> Result<Ticket, RequestError> {
-        let n_tokens = order.n_tokens() as usize;
-        let Order { mut prompt, cache_salt, adapter, tenant, priority, deadline, .. } = order;
-        // Its last token is computed by whoever ordered.
-        prompt.truncate(n_tokens);
-        let Lending { progress, guard } = self.lend(GenerateRequest {
-            // The order's own may be that of a request which runs here.
-            id: RequestId(random::u128()),
-            attempt: 0,
-            model: ModelName::from(""),
-            prompt,
-            generated: Vec::new(),
-            tenant,
-            cache_salt,
-            adapter,
-            priority,
-            deadline: Some(deadline),
-            sampling: SamplingParams::default(),
-            stop: StopParams { max_tokens: 1, ..StopParams::default() },
-            logprobs: None,
-            prompt_logprobs: None,
-            prefill_on: None,
-        })?;
+        let Lending { progress, guard } = self.lend(order.into_request(RequestId(random::u128())))?;
         Ok(Ticket { progress, guard: Box::new(guard) })
     }
 }

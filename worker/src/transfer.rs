@@ -37,11 +37,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use contract::error::RequestError;
-use contract::ids::{BlockId, EngineId, RequestId, TenantId, Token};
+use contract::ids::{BlockId, EngineId, ModelName, RequestId, TenantId, Token};
+use contract::request::{GenerateRequest, SamplingParams, StopParams};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
 pub use config::TransferConfig;
+pub use frame::{Header, Kind};
+pub use receive::{Received, Unwanted};
 pub(crate) use share::Share;
 
 /// How blocks are moved.
@@ -58,32 +61,76 @@ pub enum Way {
 
 /// A prompt that a decode worker wants computed.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Order {
+pub struct Order {
     /// The request.
-    pub(crate) request: RequestId,
+    pub request: RequestId,
     /// Counts its placements.
-    pub(crate) attempt: u32,
+    pub attempt: u32,
     /// Keys and values of all tokens but the last are wanted.
-    pub(crate) prompt: Vec<Token>,
+    pub prompt: Vec<Token>,
     /// The first block, by index in the sequence, that the decode worker lacks.
-    pub(crate) first_block: u32,
+    pub first_block: u32,
     /// Separates cached prefixes; empty is none.
-    pub(crate) cache_salt: String,
+    pub cache_salt: String,
     /// Adapter by name; empty is none.
-    pub(crate) adapter: String,
+    pub adapter: String,
     /// Whoever pays.
-    pub(crate) tenant: TenantId,
+    pub tenant: TenantId,
     /// Lower runs first.
-    pub(crate) priority: i32,
+    pub priority: i32,
     /// Time left for all of it, from connecting to the last block; milliseconds count.
-    pub(crate) deadline: Duration,
+    pub deadline: Duration,
     /// Longest time that the prefill worker keeps computed blocks without an acknowledgement; milliseconds count.
-    pub(crate) lease: Duration,
+    pub lease: Duration,
 }
 
 impl Order {
+    /// Asks for the prompt of a request and what was generated of it, from `first_block` on, within `deadline` at most.
+    #[must_use]
+    pub fn of(request: &GenerateRequest, first_block: usize, deadline: Duration, lease: Duration) -> Self {
+        Self {
+            request: request.id,
+            attempt: request.attempt,
+            prompt: request.prompt.iter().chain(&request.generated).copied().collect(),
+            first_block: u32::try_from(first_block).unwrap_or(u32::MAX),
+            cache_salt: request.cache_salt.clone(),
+            adapter: request.adapter.clone(),
+            tenant: request.tenant.clone(),
+            priority: request.priority,
+            deadline: request.deadline.map_or(deadline, |left| left.min(deadline)),
+            lease,
+        }
+    }
+
+    /// What the prefill worker's engine is asked; `id` is its own, as the order's may be that of a request which runs there.
+    #[must_use]
+    pub fn into_request(self, id: RequestId) -> GenerateRequest {
+        let n_tokens = self.n_tokens() as usize;
+        let Self { mut prompt, cache_salt, adapter, tenant, priority, deadline, .. } = self;
+        // Its last token is computed by whoever ordered.
+        prompt.truncate(n_tokens);
+        GenerateRequest {
+            id,
+            attempt: 0,
+            model: ModelName::from(""),
+            prompt,
+            generated: Vec::new(),
+            tenant,
+            cache_salt,
+            adapter,
+            priority,
+            deadline: Some(deadline),
+            sampling: SamplingParams::default(),
+            stop: StopParams { max_tokens: 1, ..StopParams::default() },
+            logprobs: None,
+            prompt_logprobs: None,
+            prefill_on: None,
+        }
+    }
+
     /// Tokens whose keys and values are wanted.
-    pub(crate) fn n_tokens(&self) -> u32 {
+    #[must_use]
+    pub fn n_tokens(&self) -> u32 {
         u32::try_from(self.prompt.len().saturating_sub(1)).unwrap_or(u32::MAX)
     }
 }
@@ -111,13 +158,34 @@ pub(crate) struct Ticket {
 
 /// How far a prompt is.
 #[derive(Clone, Debug)]
-pub(crate) struct Progress {
+pub struct Progress {
     /// Its blocks from the first on; grows as chunks are planned, and what is there stays.
-    pub(crate) table: Arc<[BlockId]>,
+    pub table: Arc<[BlockId]>,
     /// For each layer, the tokens from the prompt's start whose keys and values are complete; never less than before.
-    pub(crate) tokens_by_layer: Arc<[u32]>,
+    pub tokens_by_layer: Arc<[u32]>,
     /// Why it will get no further.
-    pub(crate) failed: Option<RequestError>,
+    pub failed: Option<RequestError>,
+}
+
+/// Follows a prompt that is computed for a peer.
+pub type Follower = watch::Receiver<Progress>;
+
+impl Progress {
+    /// Nothing yet of a prompt in `n_layers`, and how it is followed.
+    #[must_use]
+    pub fn channel(n_layers: usize) -> (watch::Sender<Self>, Follower) {
+        let nothing = Self { table: Arc::default(), tokens_by_layer: vec![0; n_layers].into(), failed: None };
+        watch::channel(nothing)
+    }
+
+    /// Blocks of a layer from the first on that can be sent, of a prompt of `n_tokens`.
+    #[must_use]
+    pub fn n_ready(&self, layer: usize, n_tokens: u32, block_size: u32) -> u32 {
+        let complete = self.tokens_by_layer.get(layer).copied().unwrap_or(0);
+        // The last block may be partial; it goes when its last token is there.
+        let ready = if complete >= n_tokens { n_tokens.div_ceil(block_size) } else { complete / block_size };
+        ready.min(u32::try_from(self.table.len()).unwrap_or(u32::MAX))
+    }
 }
 
 /// Whom a decode worker orders from.

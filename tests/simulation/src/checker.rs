@@ -85,6 +85,12 @@ pub enum Violation {
         /// Placements that it holds.
         n: usize,
     },
+    /// A request took longer than any may.
+    #[error("a request took {took:?}")]
+    Late {
+        /// How long.
+        took: Duration,
+    },
     /// Something is left although all requests have ended.
     #[error("{what} {index} still has something to do")]
     Left {
@@ -126,6 +132,14 @@ pub(crate) fn check_credit(
     Ok(())
 }
 
+/// Checks that no request took longer than it may.
+pub(crate) fn check_lives(book: &Book, patience: Option<Duration>) -> Result<(), Violation> {
+    match patience {
+        Some(patience) if book.longest > patience => Err(Violation::Late { took: book.longest }),
+        _ => Ok(()),
+    }
+}
+
 /// Checks everything when all requests have ended and nothing is on its way.
 pub(crate) fn check_rest(
     routers: &[Router],
@@ -136,7 +150,7 @@ pub(crate) fn check_rest(
 ) -> Result<(), Violation> {
     for (index, worker) in workers.iter().enumerate().filter(|(_, worker)| worker.is_up) {
         worker.engine.check_invariants();
-        if !worker.engine.is_idle() {
+        if worker.is_busy() {
             return Err(Violation::Left { what: "worker", index });
         }
     }

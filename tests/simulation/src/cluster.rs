@@ -7,11 +7,11 @@ use contract::view::{MemberKey, MemberKind};
 use membership::WatchEvent;
 
 use crate::book::Book;
-use crate::checker::{Violation, check_credit, check_rest};
-use crate::event::{Event, KvMessage, ToRouter, ToScheduler};
+use crate::checker::{Violation, check_credit, check_lives, check_rest};
+use crate::event::{Blocks, Event, KvMessage, ToRouter, ToScheduler, ToWorker};
 use crate::faults::{self, Fault};
 use crate::network::Network;
-use crate::options::Options;
+use crate::options::{Options, Roles};
 use crate::prepared::Prepared;
 use crate::random::Random;
 use crate::router::{Router, RouterSettings, Surroundings};
@@ -23,8 +23,13 @@ use crate::worker::Worker;
 const LEASE_MS: f64 = 2_000.0;
 /// Time until routers hear of a member, at most.
 const MEMBERSHIP_MS_MAX: f64 = 60.0;
+/// Time until a worker that left is back, at most.
+const AWAY_MS_MAX: f64 = 500.0;
 /// After so long nothing is on its way where messages take no time: several heartbeats, lost messages made good.
 const QUIESCENCE: Duration = Duration::from_secs(12);
+/// When clients go away, after they came, in milliseconds; early is as likely as late on a logarithmic scale.
+const ABORT_MS_MIN: f64 = 0.5;
+const ABORT_MS_MAX: f64 = 2_000.0;
 /// Ways of a message one after the other until all that was lost is made good, some of which take up to four times as long.
 const N_WAYS: f64 = 20.0;
 
@@ -40,11 +45,14 @@ pub(crate) struct Cluster<'a> {
     entrances: Vec<u32>,
     settings: RouterSettings,
     is_checked: bool,
+    may_split: bool,
     /// When nothing breaks any more.
     calm_at: Duration,
     quiescence: Duration,
     /// No run takes longer than this, or it does not end.
     longest: Duration,
+    /// No request takes longer than this.
+    patience: Option<Duration>,
 }
 
 /// What is left of a run.
@@ -59,7 +67,10 @@ pub(crate) struct Finished {
 impl<'a> Cluster<'a> {
     pub(crate) fn new(prepared: &'a Prepared, options: &Options) -> Self {
         let &Options { n_routers, n_workers, seed, .. } = options;
-        let is_checked = options.checks || options.faults;
+        let is_checked = options.is_checked();
+        // What was ordered and lost on its way is kept for so long.
+        let moving =
+            if options.roles.may_split() { options.links.deadline + options.links.lease } else { Duration::ZERO };
         let origin = daemon::clock::now();
         let mut network = Network::new(n_routers, n_workers, options.delays, origin, Random::new(seed, 3));
         let settings = RouterSettings {
@@ -70,18 +81,18 @@ impl<'a> Cluster<'a> {
         };
         let mut cluster = Self {
             prepared,
-            scheduler: Scheduler::new(n_routers),
+            scheduler: Scheduler::new(n_routers, options.roles.settings()),
             routers: (0..n_routers).map(|index| Router::new(index, &settings, n_routers, n_workers, origin)).collect(),
-            workers: (0..n_workers)
-                .map(|index| Worker::new(index, n_routers, prepared, network.random.draw(), is_checked))
-                .collect(),
+            workers: (0..n_workers).map(|index| Worker::new(index, prepared, options, network.random.draw())).collect(),
             book: Book::new(prepared.requests().len(), is_checked),
             entrances: prepared.requests().iter().map(|_| network.random.below(n_routers as u64) as u32).collect(),
             settings,
             is_checked,
+            may_split: options.roles.may_split(),
             calm_at: Duration::ZERO,
-            quiescence: QUIESCENCE + Duration::from_secs_f64(N_WAYS * options.delays.sum_ms() / 1e3),
+            quiescence: QUIESCENCE + moving + Duration::from_secs_f64(N_WAYS * options.delays.sum_ms() / 1e3),
             longest: span::longest(prepared, options.speed),
+            patience: options.patience,
             network,
         };
         cluster.begin(options);
@@ -98,6 +109,7 @@ impl<'a> Cluster<'a> {
             if let Some(at) = ended
                 && self.network.now > at.max(self.calm_at) + self.quiescence
             {
+                check_lives(&self.book, self.patience)?;
                 check_rest(&self.routers, &self.workers, &self.book, self.prepared, &self.network)?;
                 break;
             }
@@ -126,10 +138,28 @@ impl<'a> Cluster<'a> {
         let arrivals = prepared.workload().arrivals(options.speed, &mut random);
         let span = arrivals.last().map_or(Duration::ZERO, |&(at, _)| at);
         for (at, request) in arrivals {
-            network.at(at + Duration::from_millis(1), Event::Arrive(request as u32));
+            let at = at + Duration::from_millis(1);
+            network.at(at, Event::Arrive(request as u32));
+            if options.aborts > 0.0 && random.unit() < options.aborts {
+                let after_ms = ABORT_MS_MIN * (ABORT_MS_MAX / ABORT_MS_MIN).powf(random.unit());
+                network.at(at + Duration::from_secs_f64(after_ms / 1e3), Event::Abort(request as u32));
+            }
+        }
+        if let Some(patience) = options.patience {
+            self.longest = self.longest.min(span + patience);
         }
         if options.faults {
-            *calm_at = faults::draw(span, routers.len(), workers.len(), &mut Random::new(options.seed, 5), network);
+            let scene = faults::Scene {
+                span,
+                n_routers: routers.len(),
+                n_workers: workers.len(),
+                n_mean: options.n_faults_mean,
+                may_split: options.roles.may_split(),
+            };
+            *calm_at = faults::draw(&scene, &mut Random::new(options.seed, 5), network);
+        }
+        if matches!(options.roles, Roles::Auto(_)) {
+            network.at(Duration::ZERO, Event::Scheduler(ToScheduler::GiveRoles));
         }
         self.scheduler.begin(workers, prepared, network);
         for worker in workers.iter_mut() {
@@ -161,6 +191,14 @@ impl<'a> Cluster<'a> {
             Event::Router(router, message) => {
                 self.routers[router].hear(message, &mut Surroundings { prepared, book, network })
             }
+            Event::Abort(request) => {
+                let router = self.entrances[request as usize] as usize;
+                if !book.has_ended(request) {
+                    self.routers[router].abort(request, &mut Surroundings { prepared, book, network });
+                }
+                Ok(())
+            }
+            Event::Worker(worker, ToWorker::Blocks(blocks)) => self.carry(worker, &blocks),
             Event::Worker(worker, message) => self.workers[worker].hear(message, prepared, network),
             Event::Scheduler(message) => {
                 self.scheduler.hear(message, network);
@@ -173,25 +211,41 @@ impl<'a> Cluster<'a> {
         }
     }
 
+    /// Lets a worker read blocks of another's pool, if both still stand by that.
+    fn carry(&mut self, to: usize, blocks: &Blocks) -> Result<(), Violation> {
+        let Ok([reader, sender]) = self.workers.get_disjoint_mut([to, blocks.from]) else { return Ok(()) };
+        if !reader.is_up {
+            return Ok(());
+        }
+        let device = sender.lends(blocks.ticket).then_some(&sender.device);
+        reader.take_blocks(blocks, device, &mut self.network)
+    }
+
     fn fail(&mut self, fault: Fault) {
         match fault {
             Fault::Crash { worker } if self.workers[worker].is_up => {
-                let dead = &mut self.workers[worker];
-                dead.crash(self.network.now);
-                let key = MemberKey {
-                    kind: MemberKind::Worker,
-                    id: dead.id.worker.to_string(),
-                    incarnation: dead.id.incarnation,
-                };
-                let gone = ToScheduler::Member(WatchEvent::Removed(key));
-                self.network.after_ms(LEASE_MS, Event::Scheduler(gone));
-                (0..self.routers.len()).for_each(|router| self.network.disconnect(router, worker));
+                self.end_worker(worker, LEASE_MS);
             }
+            Fault::Drain { worker, grace } if self.workers[worker].is_up && !self.workers[worker].is_draining => {
+                self.network.after(Duration::ZERO, Event::Worker(worker, ToWorker::Drain { grace }));
+                self.network.after_ms(MEMBERSHIP_MS_MAX, Event::Fault(Fault::Announce { worker }));
+            }
+            Fault::Exit { worker, life } if self.workers[worker].is_up && self.workers[worker].life() == life => {
+                self.end_worker(worker, MEMBERSHIP_MS_MAX);
+                let away_ms = self.network.random.between(1.0, AWAY_MS_MAX);
+                self.network.after_ms(away_ms, Event::Fault(Fault::Restart { worker }));
+            }
+            Fault::Role { worker, role } => {
+                self.workers[worker].role = role;
+                self.fail(Fault::Announce { worker });
+            }
+            Fault::Announce { worker } => self.announce(worker),
+            Fault::CutPeers { one, two } if one != two => self.network.cut_peers(one, two, true),
+            Fault::HealPeers { one, two } if one != two => self.network.cut_peers(one, two, false),
+            Fault::PeerLoss { chance } => self.network.peer_loss = chance,
             Fault::Restart { worker } if !self.workers[worker].is_up => {
                 self.workers[worker].restart(self.prepared, &mut self.network);
-                let changed = WatchEvent::Changed(member(&self.workers[worker], self.prepared));
-                let delay = self.network.random.between(0.0, MEMBERSHIP_MS_MAX);
-                self.network.after_ms(delay, Event::Scheduler(ToScheduler::Member(changed)));
+                self.announce(worker);
                 (0..self.routers.len()).for_each(|router| self.introduce(router, worker));
             }
             Fault::RestartRouter { router } => self.restart_router(router),
@@ -207,7 +261,32 @@ impl<'a> Cluster<'a> {
             Fault::SchedulerDown | Fault::SchedulerUp => self.switch_scheduler(fault == Fault::SchedulerUp),
             Fault::KvLoss { chance } => self.network.kv_loss = chance,
             Fault::Calm => self.calm(),
-            Fault::Crash { .. } | Fault::Restart { .. } | Fault::Cut { .. } | Fault::Heal { .. } => {}
+            Fault::Crash { .. } | Fault::Restart { .. } | Fault::Drain { .. } | Fault::Exit { .. } => {}
+            Fault::Cut { .. } | Fault::Heal { .. } | Fault::CutPeers { .. } | Fault::HealPeers { .. } => {}
+        }
+    }
+
+    /// Ends a life of a worker, of which the scheduler hears after so long, and all others when their connections break.
+    fn end_worker(&mut self, worker: usize, told_ms: f64) {
+        let dead = &mut self.workers[worker];
+        dead.crash(self.network.now);
+        let key =
+            MemberKey { kind: MemberKind::Worker, id: dead.id.worker.to_string(), incarnation: dead.id.incarnation };
+        let gone = ToScheduler::Member(WatchEvent::Removed(key));
+        self.network.after_ms(told_ms, Event::Scheduler(gone));
+        (0..self.routers.len()).for_each(|router| self.network.disconnect(router, worker));
+        if self.may_split {
+            let others = (0..self.workers.len()).filter(|&other| other != worker);
+            others.for_each(|other| self.network.lose_peer(other, worker));
+        }
+    }
+
+    /// Tells the scheduler what a worker is like now.
+    fn announce(&mut self, worker: usize) {
+        if self.workers[worker].is_up {
+            let changed = WatchEvent::Changed(member(&self.workers[worker], self.prepared));
+            let delay = self.network.random.between(0.0, MEMBERSHIP_MS_MAX);
+            self.network.after_ms(delay, Event::Scheduler(ToScheduler::Member(changed)));
         }
     }
 
@@ -250,6 +329,8 @@ impl<'a> Cluster<'a> {
     /// Repairs what is still broken.
     fn calm(&mut self) {
         self.network.kv_loss = 0.0;
+        self.network.peer_loss = 0.0;
+        self.network.heal_peers();
         self.switch_scheduler(true);
         for worker in 0..self.workers.len() {
             self.workers[worker].slowness = 1.0;

@@ -6,14 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use contract::hash::BlockHash;
-use contract::ids::{EngineId, TenantId, Token};
+use contract::ids::{BlockId, EngineId, TenantId, Token};
 use contract::kv::KvDigest;
 use contract::kv::KvEvent;
 use contract::ledger::LedgerEvent;
 use contract::occupancy::Occupancy;
 use contract::view::ClusterView;
-use engine::Output;
+use engine::{Output, SequenceKey};
 use membership::WatchEvent;
+use worker::transfer::{Header, Order};
 
 use crate::faults::Fault;
 
@@ -25,6 +26,8 @@ pub(crate) type RequestIdx = u32;
 pub(crate) enum Event {
     /// A client asks.
     Arrive(RequestIdx),
+    /// A client goes away, whatever has become of its request.
+    Abort(RequestIdx),
     Router(usize, ToRouter),
     Worker(usize, ToWorker),
     Scheduler(ToScheduler),
@@ -65,18 +68,80 @@ pub(crate) enum KvMessage {
 /// What a worker hears.
 #[derive(Debug)]
 pub(crate) enum ToWorker {
-    /// A request that a router placed here, and what was generated of it before.
-    Submit { router: usize, connection: u32, request: RequestIdx, attempt: u32, generated: Vec<Token> },
+    /// A request that a router placed here.
+    Submit(Submission),
+    /// Nobody reads a stream any more.
+    Cancel { router: usize, connection: u32, request: RequestIdx, attempt: u32 },
     /// A router wants to follow the cache, from a snapshot on.
     Watch { router: usize, connection: u32 },
     /// A router's connection broke.
     Lost { router: usize, connection: u32 },
     /// The step that runs is over.
     Done { life: u32 },
+    /// Another worker about a prompt that moves.
+    Peer { from: usize, message: PeerMessage },
+    /// Blocks of a prompt that another computes.
+    Blocks(Box<Blocks>),
+    /// The connections with another worker broke.
+    PeerLost { peer: usize },
+    /// Others fill a hold's blocks no more: so many tokens are there.
+    Filled { life: u32, key: SequenceKey, n_tokens: usize },
+    /// A prompt should have come by now.
+    FetchLate { fetch: u64 },
+    /// Nobody acknowledged a prompt that was computed for others.
+    LeaseOver { ticket: u64 },
+    /// Time to look whether anything is due.
+    Wake,
+    /// To leave: nothing new is taken, and what runs after the grace is handed over.
+    Drain { grace: Duration },
+    /// The grace is over.
+    HandOver { life: u32 },
     /// Time for a sign of life.
     Heartbeat { life: u32 },
     /// Time to report, if something has changed.
     Report { life: u32 },
+}
+
+/// A request as a router sends it.
+#[derive(Debug)]
+pub(crate) struct Submission {
+    pub(crate) router: usize,
+    pub(crate) connection: u32,
+    pub(crate) request: RequestIdx,
+    pub(crate) attempt: u32,
+    /// What was generated of it before.
+    pub(crate) generated: Vec<Token>,
+    /// Who computes its prompt, if that is another.
+    pub(crate) prefill_on: Option<(usize, EngineId)>,
+}
+
+/// What workers tell each other about a prompt that moves; each number of a `fetch` is used once by whoever orders.
+#[derive(Debug)]
+pub(crate) enum PeerMessage {
+    /// A prompt is wanted of this engine.
+    Order { fetch: u64, order: Box<Order>, engine: EngineId },
+    /// All that was sent is read.
+    Ack { fetch: u64 },
+    /// Whoever ordered has gone.
+    Close { fetch: u64 },
+    /// All was sent.
+    Done { fetch: u64 },
+    /// It will get no further.
+    Failed { fetch: u64 },
+    /// Whoever computes has gone.
+    Closed { fetch: u64 },
+}
+
+/// A frame of blocks, which are read from the other's pool when it comes.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    pub(crate) from: usize,
+    pub(crate) fetch: u64,
+    /// Names what is computed there.
+    pub(crate) ticket: u64,
+    pub(crate) header: Header,
+    /// Numbers there.
+    pub(crate) table: Vec<BlockId>,
 }
 
 /// What the scheduler hears.
@@ -97,6 +162,8 @@ pub(crate) enum ToScheduler {
     },
     /// Time to publish what has changed.
     Publish,
+    /// Time to look at the roles of workers.
+    GiveRoles,
 }
 
 /// Events by time; those of one time in the order in which they were put in.

@@ -42,11 +42,11 @@ use thiserror::Error;
 
 pub use checker::Violation;
 pub use distribution::Distribution;
-pub use network::Delays;
-pub use options::{Goals, Options, OptionsError, Planted, Waiting};
+pub use network::{Delays, Links};
+pub use options::{Goals, Options, OptionsError, Planted, Roles, Waiting};
 pub use plot::page;
 pub use prepared::Prepared;
-pub use report::{Calibration, Report, Served};
+pub use report::{Calibration, Moved, Report, Served};
 pub use workload::{Request, Synthetic, TRACE_BLOCK_TOKENS, Workload};
 
 /// Why a run ended without a report.

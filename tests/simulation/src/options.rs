@@ -1,13 +1,17 @@
 //! What is simulated.
 
+use contract::view::Role;
 use router::admission::{Order, QueueBounds};
 use router::route::RoutePolicy;
 use router::route::placer::PlacerSettings;
 use router::route::policy;
+use scheduler::state::roles::RoleSettings;
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
+
 use thiserror::Error;
 
-use crate::network::Delays;
+use crate::network::{Delays, Links};
 
 /// How much slower or faster than recorded requests may arrive.
 const SPEEDS: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
@@ -33,14 +37,35 @@ pub struct Options {
     pub seed: u64,
     /// How long messages take.
     pub delays: Delays,
+    /// What workers do of requests.
+    pub roles: Roles,
+    /// How prompts move between workers.
+    pub links: Links,
+    /// Part of the requests whose clients go away at a random time.
+    pub aborts: f64,
     /// What a good request reaches.
     pub goals: Goals,
     /// Breaks things at random times.
     pub faults: bool,
+    /// Things that break, on average; where requests may be split, workers leave, change roles and lose each other as well.
+    pub n_faults_mean: f64,
+    /// Longest time that any request may take, where that is checked.
+    pub patience: Option<Duration>,
     /// Checks invariants all the time, which takes time itself.
     pub checks: bool,
     /// A defect that the checks must find.
     pub planted: Option<Planted>,
+}
+
+/// What workers do of requests.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Roles {
+    /// Each does everything.
+    Mixed,
+    /// What each was told.
+    Fixed(Vec<Role>),
+    /// What the scheduler finds best.
+    Auto(RoleSettings),
 }
 
 /// How requests wait at a router.
@@ -70,6 +95,10 @@ pub enum Planted {
     SkipIncarnation,
     /// Routers place requests again without the tokens that they have.
     ForgetTokens,
+    /// Workers take one block more for filled than came.
+    OverstateFilled,
+    /// Workers let the blocks of a prompt go when all is sent, and not when it is read.
+    LetGoEarly,
 }
 
 /// Why nothing can be simulated.
@@ -82,6 +111,41 @@ pub struct OptionsError {
     pub value: f64,
     /// What would do.
     pub want: String,
+}
+
+impl Roles {
+    /// Whether prompts may be computed elsewhere.
+    pub(crate) fn may_split(&self) -> bool {
+        *self != Self::Mixed
+    }
+
+    /// What a worker is told; none leaves it to the scheduler.
+    pub(crate) fn of(&self, worker: usize) -> Option<Role> {
+        match self {
+            Self::Fixed(roles) => roles.get(worker).copied(),
+            Self::Mixed | Self::Auto(_) => None,
+        }
+    }
+
+    /// How the scheduler gives them.
+    pub(crate) fn settings(&self) -> RoleSettings {
+        match self {
+            Self::Auto(settings) => *settings,
+            Self::Mixed | Self::Fixed(_) => RoleSettings { auto: false, ..RoleSettings::default() },
+        }
+    }
+
+    /// For reports, such as `2:6`.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Mixed => "mixed".to_owned(),
+            Self::Auto(_) => "auto".to_owned(),
+            Self::Fixed(roles) => {
+                let n_prefill = roles.iter().filter(|role| **role == Role::Prefill).count();
+                format!("{n_prefill}:{}", roles.len() - n_prefill)
+            }
+        }
+    }
 }
 
 impl Default for Waiting {
@@ -108,18 +172,23 @@ impl Default for Options {
             n_routers: 1,
             policy: policy::by_name(policy::DEFAULT).expect("the default is one of them"),
             placer: PlacerSettings {
-                promise: std::time::Duration::from_secs(10),
+                promise: Duration::from_secs(10),
                 decode_ms_goal: f64::INFINITY,
                 dispatch_ahead_ms: 200.0,
-                give_way: std::time::Duration::from_millis(15),
+                give_way: Duration::from_millis(15),
                 directory_bytes_max: 1 << 30,
             },
             waiting: Some(Waiting::default()),
             speed: 1.0,
             seed: 0,
             delays: Delays::default(),
+            roles: Roles::Mixed,
+            links: Links::default(),
+            aborts: 0.0,
             goals: Goals::default(),
             faults: false,
+            n_faults_mean: 6.0,
+            patience: None,
             checks: false,
             planted: None,
         }
@@ -127,6 +196,11 @@ impl Default for Options {
 }
 
 impl Options {
+    /// Whether invariants are checked.
+    pub(crate) fn is_checked(&self) -> bool {
+        self.checks || self.faults
+    }
+
     /// Checks every value.
     ///
     /// # Errors
@@ -144,6 +218,14 @@ impl Options {
         }
         if !SPEEDS.contains(&self.speed) {
             return wrong("speed", self.speed, "0.000001 to 1000000");
+        }
+        if let Roles::Fixed(roles) = &self.roles
+            && roles.len() != self.n_workers
+        {
+            return wrong("roles", roles.len() as f64, "one for each worker");
+        }
+        if !SPEEDS.contains(&(self.links.tokens_per_s / 1e3)) {
+            return wrong("link tokens per second", self.links.tokens_per_s, "0.001 to 1000000000");
         }
         let Delays { view_ms, kv_ms, ledger_ms_min, ledger_ms_max, request_ms_max } = self.delays;
         let delays = [

@@ -30,6 +30,11 @@ impl Random {
         self.below(len as u64) as usize
     }
 
+    /// One of some, at least one.
+    pub(crate) fn one_of<'a, T>(&mut self, all: &'a [T]) -> &'a T {
+        &all[self.index(all.len())]
+    }
+
     /// Uniform in [0, 1).
     pub(crate) fn unit(&mut self) -> f64 {
         (self.draw() >> 11) as f64 / (1u64 << 53) as f64

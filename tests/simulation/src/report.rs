@@ -11,6 +11,7 @@ use crate::cluster::Finished;
 use crate::distribution::Distribution;
 use crate::options::{Goals, Options};
 use crate::prepared::Prepared;
+use crate::worker::{Tally, Worker};
 use crate::workload::Request;
 
 /// What a run showed.
@@ -24,12 +25,16 @@ pub struct Report {
     pub workers: usize,
     /// Routers.
     pub routers: usize,
+    /// What workers did of requests: `mixed`, `auto`, or numbers of those that compute prompts and of the others.
+    pub roles: String,
     /// How much faster than the workload requests arrived.
     pub speed: f64,
     /// Repeats the run.
     pub seed: u64,
     /// Requests.
     pub requests: usize,
+    /// Requests whose clients went away.
+    pub aborted: usize,
     /// Requests that ended badly.
     pub failed: usize,
     /// How many of them by what the last worker that refused one said.
@@ -42,6 +47,9 @@ pub struct Report {
     /// Mean time between two tokens of a request, in seconds.
     #[serde(skip_serializing_if = "Distribution::is_empty")]
     pub tpot_s: Distribution,
+    /// Time between two tokens, over all tokens, in seconds; percentiles are off by 1 % at most.
+    #[serde(skip_serializing_if = "Distribution::is_empty")]
+    pub itl_s: Distribution,
     /// Time to the last token, in seconds.
     #[serde(skip_serializing_if = "Distribution::is_empty")]
     pub e2e_s: Distribution,
@@ -61,6 +69,12 @@ pub struct Report {
     pub output_tokens: u64,
     /// How well times to first token were predicted when requests were placed.
     pub calibration: Calibration,
+    /// Placements of which one worker was to compute the prompt for another.
+    pub n_split: usize,
+    /// Placements of requests that had tokens from another worker.
+    pub n_migrated: usize,
+    /// How prompts came that moved between workers.
+    pub moved: Moved,
     /// Running requests that lost their blocks to others.
     pub preemptions: u64,
     /// Steps of all engines.
@@ -88,6 +102,23 @@ pub struct Served {
     pub first_token_s: f64,
     /// Prompt tokens that were computed for it.
     pub tokens_new: u32,
+}
+
+/// How prompts came that moved between workers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Moved {
+    /// As a whole.
+    pub n_whole: usize,
+    /// In part or not at all, so that the rest was computed where they were wanted.
+    pub n_broken: usize,
+    /// Of these, in part.
+    pub n_partial: usize,
+    /// Not wanted any more.
+    pub n_cancelled: usize,
+    /// Frames that were dropped.
+    pub n_frames_dropped: usize,
+    /// Requests that leaving workers handed over.
+    pub n_handed_over: usize,
 }
 
 /// Predicted less actual time from placement to first token.
@@ -124,9 +155,11 @@ impl Report {
             policy: options.policy.name().to_owned(),
             workers: options.n_workers,
             routers: options.n_routers,
+            roles: options.roles.name(),
             speed: options.speed,
             seed: options.seed,
             requests: all.len(),
+            aborted: all.iter().filter(|progress| progress.is_aborted).count(),
             failed: failures.values().sum(),
             failures,
             duration_s,
@@ -135,6 +168,7 @@ impl Report {
             times_per_token: tpot.clone(),
             ttft_s: Distribution::of(&mut ttft),
             tpot_s: Distribution::of(&mut tpot),
+            itl_s: finished.book.gaps.distribution(),
             e2e_s: Distribution::of(&mut e2e),
             goals: options.goals,
             goodput: ratio(n_good as f64, all.len() as f64),
@@ -144,6 +178,9 @@ impl Report {
             prompt_tokens,
             output_tokens: all.iter().map(|progress| u64::from(progress.n_tokens)).sum(),
             calibration: Calibration::of(all),
+            n_split: finished.book.n_split,
+            n_migrated: finished.book.n_migrated,
+            moved: Moved::of(&finished.workers),
             preemptions: sum(|counters| counters.preemptions),
             steps: sum(|counters| counters.steps),
             events: finished.n_events,
@@ -166,9 +203,10 @@ impl Report {
     /// The report for people.
     #[must_use]
     pub fn text(&self) -> String {
-        let Self { workload, policy, workers, routers, speed, seed, .. } = self;
-        let mut text =
-            format!("{workload} at {speed}x on {workers} workers, {routers} routers, {policy}, seed {seed}\n\n");
+        let Self { workload, policy, workers, routers, roles, speed, seed, .. } = self;
+        let mut text = format!(
+            "{workload} at {speed}x on {workers} workers ({roles}), {routers} routers, {policy}, seed {seed}\n\n"
+        );
         if self.has_failed() {
             let _ = write!(text, "no request was answered, {} failed", self.failed_text());
             return text;
@@ -177,6 +215,7 @@ impl Report {
         let times = [
             ("time to first token", &self.ttft_s),
             ("time per output token", &self.tpot_s),
+            ("between two tokens", &self.itl_s),
             ("end to end", &self.e2e_s),
         ];
         for (name, d) in times.into_iter().filter(|(_, d)| !d.is_empty()) {
@@ -197,6 +236,13 @@ impl Report {
                     self.calibration.error_abs_mean_s,
                     percent(self.calibration.error_relative),
                     self.calibration.error_mean_s
+                ),
+            ),
+            (
+                "moved",
+                format!(
+                    "{} placements split, {} prompts whole, {} not; {} migrations",
+                    self.n_split, self.moved.n_whole, self.moved.n_broken, self.n_migrated
                 ),
             ),
             ("engines", format!("{} steps, {} preemptions", self.steps, self.preemptions)),
@@ -235,6 +281,20 @@ impl Progress {
 
     fn is_good(&self, goals: &Goals) -> bool {
         self.ttft_s().is_some_and(|ttft| ttft <= goals.ttft_s) && self.tpot_s().is_none_or(|tpot| tpot <= goals.tpot_s)
+    }
+}
+
+impl Moved {
+    fn of(workers: &[Worker]) -> Self {
+        let sum = |of: fn(&Tally) -> usize| workers.iter().map(|worker| of(&worker.tally)).sum();
+        Self {
+            n_whole: sum(|tally| tally.n_whole),
+            n_broken: sum(|tally| tally.n_broken),
+            n_partial: sum(|tally| tally.n_partial),
+            n_cancelled: sum(|tally| tally.n_cancelled),
+            n_frames_dropped: sum(|tally| tally.n_frames_dropped),
+            n_handed_over: sum(|tally| tally.n_handed_over),
+        }
     }
 }
 

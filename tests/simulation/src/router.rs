@@ -1,5 +1,6 @@
 //! A router: the real placer over what reached this router, a queue of what waits, and the streams it reads.
 
+mod placing;
 mod resuming;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -9,21 +10,20 @@ use std::time::{Duration, Instant};
 use contract::error::RequestError;
 use contract::ids::{EngineId, Incarnation, RequestId, TenantId};
 use contract::ledger::{LedgerEvent, PlacedWork, PlacementKey};
-use contract::occupancy::Occupancy;
-use contract::view::{ClusterView, Role};
+use contract::view::ClusterView;
 use engine::{Output, OutputEvent};
-use router::admission::{Ask, FairQueue, Order, QueueBounds, Turn};
+use router::admission::{Ask, FairQueue, Order, QueueBounds, Ticket};
 use router::route::RoutePolicy;
 use router::route::directory::Update;
-use router::route::placer::{NotPlaced, Patience, Placer, PlacerSettings, Prompt, Target};
+use router::route::placer::{NotPlaced, PlacedPrefill, Placer, PlacerSettings};
 
-use crate::book::Book;
+use crate::book::{Book, End};
 use crate::checker::Violation;
 use crate::event::{Event, KvMessage, RequestIdx, ToRouter, ToWorker};
 use crate::network::Network;
 use crate::options::{Planted, Waiting};
 use crate::prepared::Prepared;
-use resuming::{Resuming, note_placed};
+use resuming::Resuming;
 
 /// After so long without a snapshot, beside the time that one takes, it is asked for again.
 const SNAPSHOT_PATIENCE: Duration = Duration::from_secs(2);
@@ -43,6 +43,7 @@ pub(crate) struct Router {
     pub(crate) peered: Vec<Option<Peer>>,
     view: Arc<ClusterView>,
     waiting: FairQueue<RequestIdx>,
+    tickets: HashMap<RequestIdx, Ticket>,
     /// Who waits here as others were told, and who waits at each of them.
     told: BTreeSet<TenantId>,
     elsewhere: Vec<BTreeSet<TenantId>>,
@@ -70,15 +71,9 @@ struct Flight {
     attempt: u32,
     key: PlacementKey,
     work: PlacedWork,
+    /// The share of the engine that computes the prompt, while it does.
+    prefill: Option<PlacedPrefill>,
     has_first_token: bool,
-}
-
-/// How a request is to be placed.
-struct Wish<'a> {
-    patience: Patience,
-    n_before: u32,
-    /// Engines that it does not go to.
-    tried: &'a [EngineId],
 }
 
 /// What a router acts with.
@@ -117,6 +112,7 @@ impl Router {
             peered: vec![None; n_workers],
             view: Arc::default(),
             waiting: queue(settings.waiting, origin),
+            tickets: HashMap::new(),
             told: BTreeSet::new(),
             elsewhere: vec![BTreeSet::new(); n_routers],
             flights: HashMap::new(),
@@ -203,7 +199,7 @@ impl Router {
         let mut lost: Vec<RequestIdx> = self.flights.into_keys().collect();
         lost.extend(self.resuming.into_requests().chain(std::iter::from_fn(|| self.waiting.pop())));
         lost.sort_unstable();
-        lost.into_iter().for_each(|request| book.end(request, network.now, true));
+        lost.into_iter().for_each(|request| book.end(request, network.now, End::Badly));
         network.ledger(self.index, LedgerEvent::RouterGone(self.incarnation));
         network.waiting(self.index, BTreeSet::new());
     }
@@ -289,32 +285,49 @@ impl Router {
                     continue;
                 }
             };
-            let keeps_tokens = around.book.keeps_tokens;
             let progress = around.book.of(request);
             if first_position != progress.n_tokens {
                 return Err(Violation::Stream { request, expected: progress.n_tokens, got: first_position });
             }
-            progress.n_tokens += tokens.len() as u32;
-            if keeps_tokens {
-                progress.tokens.extend(tokens.iter().map(|sampled| sampled.token));
-            }
             if let (Some(cached), true) = (cached_tokens, progress.first_token.is_none()) {
                 progress.n_cached = cached;
             }
-            if progress.first_token.is_none() {
-                progress.first_token = Some(now);
-                progress.waited_ms = (now - progress.placed).as_secs_f64() * 1e3;
-            }
+            around.book.take_tokens(request, &tokens, now);
             let (key, is_first) = (flight.key, !std::mem::replace(&mut flight.has_first_token, true));
             if finish.is_some() {
-                self.flights.remove(&request);
-                self.tell(LedgerEvent::Finished(key), around.network);
-                around.book.end(request, now, false);
+                self.land(request, around.network);
+                around.book.end(request, now, End::Well);
             } else if is_first {
+                let prefill = flight.prefill.take();
+                prefill.into_iter().for_each(|it| self.tell(LedgerEvent::Finished(it.key), around.network));
                 self.tell(LedgerEvent::FirstToken(key), around.network);
             }
         }
         Ok(())
+    }
+
+    /// A client has gone away: its request ends here and at its worker.
+    pub(crate) fn abort(&mut self, request: RequestIdx, around: &mut Surroundings<'_>) {
+        if let Some(ticket) = self.tickets.remove(&request) {
+            self.waiting.remove(ticket);
+        }
+        self.resuming.remove(request);
+        if let Some(Flight { worker, attempt, .. }) = self.land(request, around.network)
+            && let Some(&Peer { connection, .. }) = self.peered[worker].as_ref()
+        {
+            let message = ToWorker::Cancel { router: self.index, connection, request, attempt };
+            around.network.request(self.index, worker, message);
+        }
+        around.book.end(request, around.network.now, End::Aborted);
+        self.dispatch(around);
+    }
+
+    /// Takes a placement out of the ledger.
+    fn land(&mut self, request: RequestIdx, network: &mut Network) -> Option<Flight> {
+        let flight = self.flights.remove(&request)?;
+        let prefill = flight.prefill.as_ref().map(|prefill| prefill.key);
+        prefill.into_iter().chain([flight.key]).for_each(|key| self.tell(LedgerEvent::Finished(key), network));
+        Some(flight)
     }
 
     /// Puts a request among those that wait.
@@ -330,18 +343,8 @@ impl Router {
             deadline: None,
             prefill_ms,
         };
-        self.waiting.push(arrived, ask, request).expect("the queue has no bound");
-    }
-
-    /// Predicted prefill where most is cached.
-    fn prefill_ms_least(&self, request: RequestIdx, around: &Surroundings<'_>) -> f64 {
-        let hashes = around.prepared.hashes(request);
-        let matches = self.placer.directory().lookup(hashes, around.network.instant());
-        let slots = self.peered.iter().flatten().filter_map(|peer| self.placer.directory().slot(&peer.engine));
-        let most = slots.map(|slot| matches.of(slot).n_blocks).max().unwrap_or(0);
-        let context = most as u64 * u64::from(around.prepared.block_size());
-        let n_prompt = u64::from(around.prepared.requests()[request as usize].n_prompt);
-        around.prepared.cost().prefill_ms(n_prompt.saturating_sub(context).max(1), context)
+        let ticket = self.waiting.push(arrived, ask, request).expect("the queue has no bound");
+        self.tickets.insert(request, ticket);
     }
 
     /// Places what waits, in order, as far as there is room.
@@ -365,9 +368,8 @@ impl Router {
                 }
             });
             self.waiting = waiting;
-            if taken.is_none() {
-                break;
-            }
+            let Some(taken) = taken else { break };
+            self.tickets.remove(&taken);
         }
         if wait_ms_min.is_finite() {
             self.retry_after(wait_ms_min.clamp(1.0, RETRY_MS_MAX), around.network);
@@ -408,82 +410,6 @@ impl Router {
         }
     }
 
-    /// How a request is placed whose turn it may be.
-    fn wish(&self, turn: Turn) -> Wish<'static> {
-        let patience = match self.waiting_mode {
-            None => Patience::None,
-            Some(_) if turn.is_overdue => Patience::Any,
-            Some(_) => Patience::Best,
-        };
-        Wish { patience, n_before: if turn.is_overdue { 0 } else { turn.n_before }, tried: &[] }
-    }
-
-    fn place(
-        &mut self,
-        request: RequestIdx,
-        wish: &Wish<'_>,
-        backlog_ms: &mut [f64],
-        around: &mut Surroundings<'_>,
-    ) -> Result<u64, NotPlaced> {
-        let (now, random) = (around.network.instant(), around.network.random.draw());
-        let hashes = around.prepared.hashes(request);
-        let n_prompt = around.prepared.requests()[request as usize].n_prompt;
-        let n_tokens = u64::from(n_prompt + around.book.of(request).n_tokens);
-        let workers: Vec<usize> = (0..self.peered.len())
-            .filter(|&worker| {
-                let usable = |peer: &Peer| peer.is_ready && !wish.tried.contains(&peer.engine);
-                self.peered[worker].as_ref().is_some_and(usable)
-            })
-            .collect();
-        let targets: Vec<Target<'_>> = workers
-            .iter()
-            .filter_map(|&worker| Some((worker, self.peered[worker].as_ref()?)))
-            .map(|(worker, peer)| Target {
-                engine: &peer.engine,
-                occupancy: occupancy(&self.view, &peer.engine),
-                draining: false,
-                role: Role::Mixed,
-                backlog_ms: backlog_ms[worker],
-            })
-            .collect();
-        let tenant = around.prepared.tenant(around.prepared.requests()[request as usize].tenant);
-        let prompt = Prompt {
-            tenant: &tenant,
-            n_before: wish.n_before,
-            n_tokens,
-            hashes,
-            block_size: around.prepared.block_size(),
-            session: hashes.first().map_or(0, |hash| hash.low_u64()),
-        };
-        let placed = match self.placer.place(&targets, &prompt, wish.patience, now, random) {
-            Ok(placed) => placed,
-            Err(why) => {
-                if let NotPlaced::Busy { index, prefill_ms, .. } = why {
-                    backlog_ms[workers[index]] += prefill_ms;
-                }
-                return Err(why);
-            }
-        };
-        let worker = workers[placed.index];
-        let attempt = note_placed(around.book, request);
-        let progress = around.book.of(request);
-        progress.worker = Some(worker);
-        if progress.first_token.is_none() {
-            progress.placed = around.network.now;
-            progress.predicted_ms = placed.decision.computes().prediction.first_token_ms;
-        }
-        let forgets = progress.n_tokens == 0 || self.planted == Some(Planted::ForgetTokens);
-        let generated = if forgets { Vec::new() } else { progress.tokens.clone() };
-        around.network.ledger(self.index, LedgerEvent::Placed(placed.key, placed.work.clone()));
-        let connection = self.peered[worker].as_ref().map_or(0, |peer| peer.connection);
-        let message = ToWorker::Submit { router: self.index, connection, request, attempt, generated };
-        around.network.request(self.index, worker, message);
-        let tokens = u64::from(placed.work.tokens_new);
-        let flight = Flight { worker, attempt, key: placed.key, work: placed.work, has_first_token: false };
-        self.flights.insert(request, flight);
-        Ok(tokens)
-    }
-
     /// Enters a change of an own placement and tells the others.
     fn tell(&self, event: LedgerEvent, network: &mut Network) {
         self.placer.tell(event.clone(), network.instant());
@@ -512,6 +438,9 @@ impl Router {
         flights.sort_unstable_by_key(|flight| flight.key);
         for flight in flights {
             network.ledger(self.index, LedgerEvent::Placed(flight.key, flight.work.clone()));
+            if let Some(prefill) = &flight.prefill {
+                network.ledger(self.index, LedgerEvent::Placed(prefill.key, prefill.work.clone()));
+            }
             if flight.has_first_token {
                 network.ledger(self.index, LedgerEvent::FirstToken(flight.key));
             }
@@ -532,10 +461,4 @@ fn queue(waiting: Option<Waiting>, now: Instant) -> FairQueue<RequestIdx> {
         ..QueueBounds::default()
     };
     FairQueue::new(bounds, Order { slack, ..Order::default() }, now)
-}
-
-/// An engine's last report.
-fn occupancy<'a>(view: &'a ClusterView, engine: &EngineId) -> Option<&'a Occupancy> {
-    let index = view.engines.binary_search_by(|known| known.engine.cmp(engine)).ok()?;
-    view.engines[index].occupancy.as_ref()
 }

@@ -18,13 +18,13 @@ const VIEW_INTERVAL: Duration = Duration::from_millis(5);
 /// Reports older than this do not count.
 const STALE_AFTER: Duration = Duration::from_secs(5);
 
-/// Every worker does everything.
-const ROLES: RoleSettings =
-    RoleSettings { auto: false, decode_ms_goal: 50.0, first_token_ms_goal: 2_000.0, settle_ms: 10_000 };
+/// Time between two looks at the roles of workers.
+const ROLES_INTERVAL: Duration = Duration::from_secs(1);
 
 /// One scheduler.
 pub(crate) struct Scheduler {
     state: State,
+    roles: RoleSettings,
     n_routers: usize,
     epoch: u64,
     published: (Duration, u64),
@@ -32,9 +32,10 @@ pub(crate) struct Scheduler {
 }
 
 impl Scheduler {
-    pub(crate) fn new(n_routers: usize) -> Self {
+    pub(crate) fn new(n_routers: usize, roles: RoleSettings) -> Self {
         Self {
-            state: State::new(1, STALE_AFTER, ROLES),
+            state: State::new(1, STALE_AFTER, roles),
+            roles,
             n_routers,
             epoch: 1,
             published: (Duration::ZERO, 0),
@@ -45,7 +46,7 @@ impl Scheduler {
     /// Begins, for the first time or again, with who is a member now.
     pub(crate) fn begin(&mut self, workers: &[Worker], prepared: &Prepared, network: &mut Network) {
         self.epoch += 1;
-        self.state = State::new(self.epoch, STALE_AFTER, ROLES);
+        self.state = State::new(self.epoch, STALE_AFTER, self.roles);
         self.published = (Duration::ZERO, 0);
         self.is_publish_due = false;
         let members = workers.iter().filter(|worker| worker.is_up).map(|worker| member(worker, prepared));
@@ -54,6 +55,9 @@ impl Scheduler {
     }
 
     pub(crate) fn hear(&mut self, message: ToScheduler, network: &mut Network) {
+        if matches!(message, ToScheduler::GiveRoles) {
+            network.after(ROLES_INTERVAL, Event::Scheduler(ToScheduler::GiveRoles));
+        }
         if !network.is_scheduler_up {
             return;
         }
@@ -77,6 +81,9 @@ impl Scheduler {
                     network.after(Duration::ZERO, Event::Router(router, ToRouter::Waiting { at, tenants }));
                 }
                 return;
+            }
+            ToScheduler::GiveRoles => {
+                self.state.give_roles(network.instant());
             }
             ToScheduler::Publish => {
                 self.is_publish_due = false;
@@ -112,8 +119,8 @@ pub(crate) fn member(worker: &Worker, prepared: &Prepared) -> Member {
         address: String::new(),
         n_data_ranks: 1,
         identity: Some(prepared.identity().clone()),
-        draining: false,
-        role: None,
+        draining: worker.is_draining,
+        role: worker.role,
         epoch: 1,
     }
 }

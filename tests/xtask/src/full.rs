@@ -44,6 +44,11 @@ const FULL: &[(&str, &str, &[&str])] = &[
         &["-p", "simulation", "--test", "faults"],
     ),
     (
+        "interleavings",
+        "10,000 interleavings of requests, aborts, moving prompts, role changes, drains, crashes and lost frames",
+        &["-p", "simulation", "--test", "interleavings"],
+    ),
+    (
         "migration",
         "workers killed and stopped in mid-stream over real processes, a next token within 2 s",
         &["-p", "tests", "--test", "migration"],

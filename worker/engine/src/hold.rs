@@ -33,6 +33,13 @@ pub struct Hold {
     pub table: Vec<BlockId>,
 }
 
+impl Hold {
+    /// Tokens whose KV is there once others have filled `n_blocks` after the cached ones.
+    pub fn n_filled(&self, n_blocks: usize, block_size: usize) -> usize {
+        (self.n_cached + n_blocks * block_size).min(self.tokens.len())
+    }
+}
+
 /// What others do with lent blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HoldUsage {

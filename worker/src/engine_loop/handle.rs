@@ -130,11 +130,7 @@ impl EngineHandle {
     /// As of [`Self::submit`]; what the engine says later is in the progress.
     pub(crate) fn lend(&self, request: GenerateRequest) -> Result<Lending, RequestError> {
         let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
-        let (sender, progress) = watch::channel(Progress {
-            table: Arc::default(),
-            tokens_by_layer: vec![0; self.n_layers].into(),
-            failed: None,
-        });
+        let (sender, progress) = Progress::channel(self.n_layers);
         self.inbox.push(Event::Lend(Box::new(LendRequest { ticket, request, progress: sender })))?;
         Ok(Lending { progress, guard: LendingGuard { inbox: self.inbox.clone(), ticket } })
     }

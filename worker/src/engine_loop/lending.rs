@@ -14,7 +14,7 @@ use crate::transfer::Progress;
 
 /// Prompts that are computed for others, and what is read of them.
 #[derive(Debug, Default)]
-pub(super) struct Lendings {
+pub struct Lendings {
     by_ticket: HashMap<u64, Lent>,
     tickets: HashMap<RequestId, u64>,
     slots: HashMap<SlotId, u64>,
@@ -33,19 +33,13 @@ struct Lent {
 
 impl Lendings {
     /// A prompt was queued for others.
-    pub(super) fn begin(
-        &mut self,
-        ticket: u64,
-        request: RequestId,
-        key: SequenceKey,
-        progress: watch::Sender<Progress>,
-    ) {
+    pub fn begin(&mut self, ticket: u64, request: RequestId, key: SequenceKey, progress: watch::Sender<Progress>) {
         self.tickets.insert(request, ticket);
         self.by_ticket.insert(ticket, Lent { request, key, slot: None, has_hold: false, progress });
     }
 
     /// Its reader has gone.
-    pub(super) fn end(&mut self, ticket: u64, engine: &mut Engine) {
+    pub fn end(&mut self, ticket: u64, engine: &mut Engine) {
         let Some(lent) = self.by_ticket.remove(&ticket) else { return };
         self.tickets.remove(&lent.request);
         lent.slot.map(|slot| self.slots.remove(&slot));
@@ -57,7 +51,7 @@ impl Lendings {
     }
 
     /// All of it is computed, or it failed: no plan names it any more. False when nobody reads it.
-    pub(super) fn over(&mut self, request: RequestId, error: Option<&RequestError>) -> bool {
+    pub fn over(&mut self, request: RequestId, error: Option<&RequestError>) -> bool {
         let Some(lent) = self.tickets.remove(&request).and_then(|ticket| self.by_ticket.get_mut(&ticket)) else {
             return false;
         };
@@ -69,7 +63,7 @@ impl Lendings {
     }
 
     /// Shows readers the blocks that were lent to them since, and returns the holds of those who fill blocks.
-    pub(super) fn take_holds(&mut self, engine: &mut Engine) -> Vec<Hold> {
+    pub fn take_holds(&mut self, engine: &mut Engine) -> Vec<Hold> {
         engine.drain_holds(&mut self.holds);
         let mut to_fill = Vec::new();
         for hold in self.holds.drain(..) {
@@ -98,7 +92,7 @@ impl Lendings {
     }
 
     /// Whose progress a plan makes; call it after [`Self::take_holds`].
-    pub(super) fn watched(&self, plan: &ForwardPlan) -> Vec<Watched> {
+    pub fn watched(&self, plan: &ForwardPlan) -> Vec<Watched> {
         if self.slots.is_empty() {
             return Vec::new();
         }

@@ -15,7 +15,7 @@ const SUMMED_BYTES: usize = HEADER_BYTES - 8;
 
 /// What follows a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub enum Kind {
     /// A message, `payload_bytes` long.
     Message = 1,
     /// Keys, then values of blocks, `payload_bytes` long.
@@ -28,22 +28,27 @@ pub(super) enum Kind {
 
 /// What a frame is about. Messages use only kind, payload bytes and checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Header {
-    pub(super) kind: Kind,
+pub struct Header {
+    /// What follows.
+    pub kind: Kind,
     /// Life of the prefill worker.
-    pub(super) incarnation: Incarnation,
+    pub incarnation: Incarnation,
     /// Fingerprint of both layouts.
-    pub(super) pairing: u64,
-    pub(super) request: RequestId,
-    pub(super) attempt: u32,
-    pub(super) layer: u32,
+    pub pairing: u64,
+    /// The request.
+    pub request: RequestId,
+    /// Counts its placements.
+    pub attempt: u32,
+    /// Of the model.
+    pub layer: u32,
     /// Index in the sequence.
-    pub(super) first_block: u32,
-    pub(super) n_blocks: u32,
+    pub first_block: u32,
+    /// Blocks from there on.
+    pub n_blocks: u32,
     /// Bytes of the blocks' keys and values, or of the message.
-    pub(super) payload_bytes: u64,
+    pub payload_bytes: u64,
     /// Checksum of those bytes.
-    pub(super) payload_sum: u64,
+    pub payload_sum: u64,
 }
 
 /// Bytes are no header: the connection carries nonsense from here on.

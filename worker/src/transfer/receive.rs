@@ -6,7 +6,7 @@ use super::frame::Header;
 
 /// What came of each layer, from the first wanted block on and without a gap.
 #[derive(Debug)]
-pub(super) struct Received {
+pub struct Received {
     incarnation: Incarnation,
     pairing: u64,
     request: RequestId,
@@ -20,7 +20,7 @@ pub(super) struct Received {
 
 /// Why a frame is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unwanted {
+pub enum Unwanted {
     /// It is of another life of the peer, of other layouts, or of another request or attempt.
     Stale,
     /// Its blocks are not reserved.
@@ -31,13 +31,13 @@ pub(super) enum Unwanted {
 
 impl Received {
     /// Nothing yet of blocks `first_block..end` in `n_layers`, which frames like `wanted` bring.
-    pub(super) fn new(wanted: &Header, end: u32, n_layers: u32) -> Self {
+    pub fn new(wanted: &Header, end: u32, n_layers: u32) -> Self {
         let Header { incarnation, pairing, request, attempt, first_block, .. } = *wanted;
         Self { incarnation, pairing, request, attempt, first_block, end, next: vec![first_block; n_layers as usize] }
     }
 
     /// Checks whether a frame's blocks are the next of their layer.
-    pub(super) fn check(&self, header: &Header) -> Result<(), Unwanted> {
+    pub fn check(&self, header: &Header) -> Result<(), Unwanted> {
         let theirs = (header.incarnation, header.pairing, header.request, header.attempt);
         if theirs != (self.incarnation, self.pairing, self.request, self.attempt) {
             return Err(Unwanted::Stale);
@@ -51,18 +51,18 @@ impl Received {
     }
 
     /// Counts the blocks of a frame that was checked and has come whole.
-    pub(super) fn count(&mut self, header: &Header) {
+    pub fn count(&mut self, header: &Header) {
         debug_assert_eq!(self.check(header), Ok(()));
         self.next[header.layer as usize] += header.n_blocks;
     }
 
     /// Blocks from the first wanted one on that are there in every layer.
-    pub(super) fn n_complete(&self) -> u32 {
+    pub fn n_complete(&self) -> u32 {
         self.next.iter().min().map_or(0, |next| next - self.first_block)
     }
 
     /// Whether all is there.
-    pub(super) fn is_complete(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.next.iter().all(|&next| next == self.end)
     }
 }

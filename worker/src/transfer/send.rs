@@ -128,10 +128,7 @@ impl Sending<'_> {
     ) -> Option<(Arc<[BlockId]>, u32)> {
         let progress = progress.borrow();
         let block_size = self.endpoint.share.layout.block_size;
-        let complete = progress.tokens_by_layer.get(layer).copied().unwrap_or(0);
-        // The last block may be partial; it goes when its last token is there.
-        let ready = if complete >= n_tokens { n_tokens.div_ceil(block_size) } else { complete / block_size };
-        let ready = ready.min(progress.table.len() as u32);
+        let ready = progress.n_ready(layer, n_tokens, block_size);
         (ready > sent).then(|| (Arc::clone(&progress.table), ready))
     }
 

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use contract::error::RequestError;
-use contract::ledger::LedgerEvent;
 use router::resume::{self, Budget};
 use router::route::placer::Patience;
 
-use super::{Router, Surroundings, Wish};
-use crate::book::Book;
+use super::placing::Wish;
+use super::{Router, Surroundings};
+use crate::book::{Book, End};
 use crate::event::RequestIdx;
 
 /// Generous, so that what fails in a run has failed often.
@@ -29,6 +29,10 @@ impl Resuming {
         self.0.len()
     }
 
+    pub(super) fn remove(&mut self, request: RequestIdx) {
+        self.0.retain(|&(waiting, _)| waiting != request);
+    }
+
     pub(super) fn into_requests(self) -> impl Iterator<Item = RequestIdx> {
         self.0.into_iter().map(|(request, _)| request)
     }
@@ -37,14 +41,13 @@ impl Resuming {
 impl Router {
     /// Ends a placement by what its worker said or by its loss; the request goes on with the tokens it has, or not at all.
     pub(super) fn fail(&mut self, request: RequestIdx, error: &RequestError, around: &mut Surroundings<'_>) {
-        let Some(flight) = self.flights.remove(&request) else { return };
-        self.tell(LedgerEvent::Finished(flight.key), around.network);
+        let Some(flight) = self.land(request, around.network) else { return };
         let now = around.network.now;
         let progress = around.book.of(request);
         progress.refusal = Some(error.code());
         progress.tried.push(flight.work.engine);
         if !progress.course.goes_on(error, progress.n_tokens as usize, &BUDGET) {
-            return around.book.end(request, now, true);
+            return around.book.end(request, now, End::Badly);
         }
         let waits = resume::waits(error, progress.n_tokens as usize);
         self.resuming.0.push((request, if waits { now + WAIT_MAX } else { now }));
@@ -64,7 +67,7 @@ impl Router {
             around.book.of(request).tried.clear();
             let is_over = until <= around.network.now;
             if is_over {
-                around.book.end(request, around.network.now, true);
+                around.book.end(request, around.network.now, End::Badly);
             }
             !is_over
         });
@@ -81,5 +84,7 @@ pub(super) fn note_placed(book: &mut Book, request: RequestIdx) -> u32 {
     let progress = book.of(request);
     let attempt = progress.course.n_placed();
     progress.course.placed(progress.n_tokens as usize);
+    let is_migration = progress.n_tokens > 0;
+    book.n_migrated += usize::from(is_migration);
     attempt
 }

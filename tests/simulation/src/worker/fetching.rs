@@ -1,0 +1,192 @@
+//! The decode worker's side of a prompt that moves: it orders, reads blocks into those that its engine has reserved, and
+//! tells the engine once how much is there.
+
+use std::time::Duration;
+
+use contract::ids::{BlockId, RequestId};
+use contract::request::GenerateRequest;
+use engine::Hold;
+use worker::sim::Device;
+use worker::transfer::{Header, Kind, Order, Received};
+
+use super::Worker;
+use crate::checker::Violation;
+use crate::event::{Blocks, Event, PeerMessage, RequestIdx, ToWorker};
+use crate::network::Network;
+use crate::options::Planted;
+
+/// Longest time until the engine hears of what is filled, in milliseconds.
+const FILLED_MS_MAX: f64 = 0.2;
+
+/// A request whose prompt another worker computes.
+pub(super) struct Split {
+    pub(super) peer: usize,
+    pub(super) request: GenerateRequest,
+}
+
+/// A prompt on its way.
+pub(super) struct Fetch {
+    peer: usize,
+    request: RequestIdx,
+    hold: Hold,
+    received: Received,
+}
+
+/// How the reading of a prompt ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    Whole,
+    Broken,
+    Cancelled,
+}
+
+impl Worker {
+    /// Has blocks filled whose prompt is computed elsewhere.
+    pub(super) fn fill(&mut self, hold: Hold, network: &mut Network) {
+        let request = hold.request.0 as RequestIdx;
+        // Who asked may have gone, or asked again.
+        let live = self.live.get_mut(&request).filter(|live| live.key == hold.key);
+        let fetch = self.n_fetches;
+        let begun = live.and_then(|live| {
+            live.fetch = Some(fetch);
+            live.split.take()
+        });
+        let Some(Split { peer, request: wanted }) = begun else {
+            return self.tell_filled(&hold, hold.n_cached, network);
+        };
+        self.n_fetches += 1;
+        let n_first = hold.n_cached / self.block_size;
+        let order = Order::of(&wanted, n_first, self.links.deadline, self.links.lease);
+        let Some(engine) = wanted.prefill_on.map(|peer| peer.engine) else { return };
+        let frame = header(wanted.id, wanted.attempt, engine.incarnation, n_first);
+        let end = order.n_tokens().div_ceil(self.block_size as u32).max(order.first_block);
+        let received = Received::new(&frame, end, 1);
+        self.fetches.insert(fetch, Fetch { peer, request, hold, received });
+        let message = PeerMessage::Order { fetch, order: Box::new(order), engine };
+        let is_reached = network.tell_peer(self.index, peer, message);
+        let patience = if is_reached { self.links.deadline } else { self.links.pairing };
+        network.after(patience, Event::Worker(self.index, ToWorker::FetchLate { fetch }));
+    }
+
+    /// Reads blocks from the pool that they were computed in; none when the connection to it is gone.
+    pub(crate) fn take_blocks(
+        &mut self,
+        blocks: &Blocks,
+        from: Option<&Device>,
+        network: &mut Network,
+    ) -> Result<(), Violation> {
+        let Some(fetch) = self.fetches.get_mut(&blocks.fetch) else {
+            self.tally.n_frames_dropped += 1;
+            return Ok(());
+        };
+        let Some(from) = from else {
+            self.close_fetch(blocks.fetch, network);
+            return self.go_on(network);
+        };
+        if fetch.received.check(&blocks.header).is_err() {
+            self.tally.n_frames_dropped += 1;
+            return Ok(());
+        }
+        let start = blocks.header.first_block as usize;
+        let here = fetch.hold.table[start..start + blocks.table.len()].iter().copied();
+        let pairs: Vec<(BlockId, BlockId)> = blocks.table.iter().copied().zip(here).collect();
+        let copied = self.device.copy(from, pairs);
+        copied.map_err(|error| Violation::Device { worker: self.index, error: error.to_string() })?;
+        fetch.received.count(&blocks.header);
+        Ok(())
+    }
+
+    /// All was sent.
+    pub(super) fn fetch_done(&mut self, fetch: u64, network: &mut Network) {
+        let Some(it) = self.fetches.get(&fetch) else { return };
+        if !it.received.is_complete() {
+            return self.close_fetch(fetch, network);
+        }
+        network.tell_peer(self.index, it.peer, PeerMessage::Ack { fetch });
+        self.end_fetch(fetch, Ended::Whole, network);
+    }
+
+    /// The other says that it cannot go on.
+    pub(super) fn fetch_failed(&mut self, fetch: u64, network: &mut Network) {
+        let Some(it) = self.fetches.get(&fetch) else { return };
+        network.tell_peer(self.index, it.peer, PeerMessage::Ack { fetch });
+        self.end_fetch(fetch, Ended::Broken, network);
+    }
+
+    /// Gives a prompt up; what is there is used.
+    pub(super) fn close_fetch(&mut self, fetch: u64, network: &mut Network) {
+        let Some(it) = self.fetches.get(&fetch) else { return };
+        network.tell_peer(self.index, it.peer, PeerMessage::Close { fetch });
+        self.end_fetch(fetch, Ended::Broken, network);
+    }
+
+    /// Nobody wants the request any more.
+    pub(super) fn cancel_fetch(&mut self, fetch: u64, network: &mut Network) {
+        let Some(it) = self.fetches.get(&fetch) else { return };
+        network.tell_peer(self.index, it.peer, PeerMessage::Close { fetch });
+        self.end_fetch(fetch, Ended::Cancelled, network);
+    }
+
+    /// Gives up what is fetched from a worker that is gone.
+    pub(super) fn lose_fetches(&mut self, peer: usize, network: &mut Network) {
+        let lost: Vec<u64> =
+            self.fetches.iter().filter(|(_, fetch)| fetch.peer == peer).map(|(&number, _)| number).collect();
+        lost.into_iter().for_each(|fetch| self.close_fetch(fetch, network));
+    }
+
+    /// However it ended: nothing is written from now on, and the engine hears how much is there.
+    fn end_fetch(&mut self, fetch: u64, ended: Ended, network: &mut Network) {
+        let Some(Fetch { request, hold, received, .. }) = self.fetches.remove(&fetch) else { return };
+        if let Some(live) = self.live.get_mut(&request).filter(|live| live.fetch == Some(fetch)) {
+            live.fetch = None;
+        }
+        let n_complete = received.n_complete() as usize;
+        self.tally.count(ended, n_complete);
+        let n_blocks = match (ended, self.planted) {
+            (Ended::Cancelled, _) => 0,
+            (_, Some(Planted::OverstateFilled)) => n_complete + 1,
+            _ => n_complete,
+        };
+        self.tell_filled(&hold, hold.n_filled(n_blocks, self.block_size), network);
+    }
+
+    fn tell_filled(&self, hold: &Hold, n_tokens: usize, network: &mut Network) {
+        let delay_ms = network.random.between(0.0, FILLED_MS_MAX);
+        let filled = ToWorker::Filled { life: self.life, key: hold.key, n_tokens };
+        network.after(Duration::from_secs_f64(delay_ms / 1e3), Event::Worker(self.index, filled));
+    }
+}
+
+impl super::Tally {
+    fn count(&mut self, ended: Ended, n_complete: usize) {
+        match ended {
+            Ended::Whole => self.n_whole += 1,
+            Ended::Cancelled => self.n_cancelled += 1,
+            Ended::Broken => {
+                self.n_broken += 1;
+                self.n_partial += usize::from(n_complete > 0);
+            }
+        }
+    }
+}
+
+/// Of a frame from block `n_first` on, with nothing in it.
+pub(super) fn header(
+    request: RequestId,
+    attempt: u32,
+    incarnation: contract::ids::Incarnation,
+    n_first: usize,
+) -> Header {
+    Header {
+        kind: Kind::Ready,
+        incarnation,
+        pairing: 0,
+        request,
+        attempt,
+        layer: 0,
+        first_block: n_first as u32,
+        n_blocks: 0,
+        payload_bytes: 0,
+        payload_sum: 0,
+    }
+}
