@@ -13,12 +13,26 @@ use crate::{client, place, wait};
 /// Long enough for a loaded two-core machine.
 pub const START: Duration = Duration::from_secs(60);
 
+/// The timing of a simulated worker that decodes in 5 ms and a little more for each request beside.
+pub const SWIFT: &str = "
+block_size = 16
+n_blocks = 4000
+max_running = 256
+prefill_budget = 512
+context_length = 512
+[timing]
+prefill_tokens_per_s = 20000
+decode_base_ms = 5
+decode_per_sequence_ms = 0.1
+";
+
 /// What to start.
 pub struct Plan {
     pub model: PathBuf,
     pub model_name: String,
     pub n_routers: usize,
     pub n_workers: usize,
+    pub n_schedulers: usize,
     /// Set in every worker's table.
     pub worker: Table,
     /// Set in the tables of the first workers, one by one.
@@ -42,12 +56,27 @@ impl Default for Plan {
             model_name: "tiny".to_owned(),
             n_routers: 1,
             n_workers: 1,
+            n_schedulers: 1,
             worker,
             each_worker: Vec::new(),
             router: Table::new(),
             telemetry: Table::new(),
             ttl_ms: 2000,
         }
+    }
+}
+
+impl Plan {
+    /// Lets workers simulate by `profile`, which lies in the folder that is returned.
+    pub fn simulate(&mut self, profile: &str) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("profile.toml");
+        std::fs::write(&path, profile).unwrap();
+        self.worker = Table::from_iter([
+            ("engine".to_owned(), Value::from("sim")),
+            ("sim_profile".to_owned(), path.display().to_string().into()),
+        ]);
+        folder
     }
 }
 
@@ -69,6 +98,8 @@ pub struct Worker {
 pub struct Cluster {
     pub etcd: Etcd,
     pub scheduler: Process,
+    /// Those beside it, each started after the one before.
+    pub more_schedulers: Vec<Process>,
     pub routers: Vec<Router>,
     pub workers: Vec<Worker>,
     plan: Plan,
@@ -88,10 +119,13 @@ impl Cluster {
         set(&mut shared, "membership", "endpoints", vec![etcd.endpoint.clone()]);
         set(&mut shared, "membership", "ttl_ms", plan.ttl_ms);
         shared.insert("telemetry".to_owned(), plan.telemetry.clone().into());
-        let scheduler =
-            Process::tessera("scheduler", &["scheduler", "--set", "scheduler.listen=127.0.0.1:0"], Some(&shared));
-        shared.insert("scheduler_addresses".to_owned(), vec![scheduler.address("grpc")].into());
-        let mut cluster = Self { etcd, scheduler, routers: Vec::new(), workers: Vec::new(), shared, plan };
+        let mut schedulers: Vec<Process> =
+            (0..plan.n_schedulers).map(|_| start_scheduler(&shared, "127.0.0.1:0")).collect();
+        let addresses: Vec<String> = schedulers.iter().map(|scheduler| scheduler.address("grpc")).collect();
+        shared.insert("scheduler_addresses".to_owned(), addresses.into());
+        let scheduler = schedulers.remove(0);
+        let (routers, workers) = (Vec::new(), Vec::new());
+        let mut cluster = Self { etcd, scheduler, more_schedulers: schedulers, routers, workers, shared, plan };
         for index in 0..cluster.plan.n_workers {
             let own = cluster.plan.each_worker.get(index).cloned().unwrap_or_default();
             let worker = cluster.start_worker_with(&format!("worker-{index}"), &own);
@@ -103,6 +137,11 @@ impl Cluster {
         }
         cluster.wait_for_workers(cluster.plan.n_workers).await;
         cluster
+    }
+
+    /// Starts a scheduler that listens on `listen`; the caller keeps it.
+    pub fn start_scheduler_at(&self, listen: &str) -> Process {
+        start_scheduler(&self.shared, listen)
     }
 
     /// Starts one more worker; the caller keeps it.
@@ -161,6 +200,13 @@ impl Cluster {
         }
     }
 
+    /// Every process but etcd.
+    pub fn processes(&mut self) -> impl Iterator<Item = &mut Process> {
+        let routers = self.routers.iter_mut().map(|router| &mut router.process);
+        let workers = self.workers.iter_mut().map(|worker| &mut worker.process);
+        routers.chain(workers).chain(&mut self.more_schedulers).chain([&mut self.scheduler])
+    }
+
     /// Waits until no worker holds a block of a request, and checks that none is lost.
     pub async fn wait_for_rest(&self, deadline: Duration) {
         for worker in &self.workers {
@@ -187,6 +233,10 @@ impl Cluster {
         table.insert("model".to_owned(), self.plan.model.display().to_string().into());
         table.insert("model_name".to_owned(), self.plan.model_name.clone().into());
     }
+}
+
+fn start_scheduler(shared: &Table, listen: &str) -> Process {
+    Process::tessera("scheduler", &["scheduler", "--set", &format!("scheduler.listen={listen}")], Some(shared))
 }
 
 fn set(config: &mut Table, table: &str, key: &str, value: impl Into<Value>) {

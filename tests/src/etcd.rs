@@ -1,51 +1,88 @@
 //! A real etcd on free ports of the loopback interface.
 
 use std::net::TcpListener;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use anyhow::{Result, ensure};
+use serde_json::{Value, json};
+
 use crate::process::Process;
 use crate::{client, place, wait};
+
+/// `/tessera/v1/members/` as etcd's JSON wants it, and the first key after all that begin so.
+const MEMBERS: &str = "L3Rlc3NlcmEvdjEvbWVtYmVycy8=";
+const MEMBERS_END: &str = "L3Rlc3NlcmEvdjEvbWVtYmVyczA=";
 
 /// One running member.
 pub struct Etcd {
     pub process: Process,
     pub endpoint: String,
     data: tempfile::TempDir,
+    /// For clients and for peers.
     ports: (u16, u16),
 }
 
 impl Etcd {
     /// Starts an empty one and waits until it is healthy.
     pub async fn start() -> Self {
-        let data = tempfile::tempdir().unwrap();
-        let ports = (free_port(), free_port());
-        Self::start_in(data, ports).await
+        let (data, ports) = (tempfile::tempdir().unwrap(), (free_port(), free_port()));
+        let endpoint = format!("http://127.0.0.1:{}", ports.0);
+        let process = start_process(&endpoint, data.path(), ports);
+        healthy(&endpoint).await;
+        Self { process, endpoint, data, ports }
     }
 
-    /// Kills it and starts it again on the same ports, with its data or without.
-    pub async fn restart(self, keep_data: bool) -> Self {
-        let Self { mut process, data, ports, .. } = self;
-        process.kill();
-        let data = if keep_data { data } else { tempfile::tempdir().unwrap() };
-        Self::start_in(data, ports).await
+    /// Kills it, if it still runs, and starts it again on the same ports, with its data or without.
+    pub async fn restart(&mut self, keep_data: bool) {
+        self.process.kill();
+        if !keep_data {
+            self.data = tempfile::tempdir().unwrap();
+        }
+        self.process = start_process(&self.endpoint, self.data.path(), self.ports);
+        healthy(&self.endpoint).await;
     }
 
-    async fn start_in(data: tempfile::TempDir, (client_port, peer_port): (u16, u16)) -> Self {
-        let (endpoint, peer) = (format!("http://127.0.0.1:{client_port}"), format!("http://127.0.0.1:{peer_port}"));
-        let mut command = Command::new(place::etcd());
-        command.args(["--name", "t0", "--logger", "zap", "--log-level", "warn", "--data-dir"]).arg(data.path());
-        command.args(["--listen-client-urls", &endpoint, "--advertise-client-urls", &endpoint]);
-        command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
-        command.args(["--initial-cluster", &format!("t0={peer}")]);
-        let process = Process::start("etcd", command);
-        let health = format!("{endpoint}/health");
-        wait::until("etcd is healthy", Duration::from_secs(20), async || {
-            client::http().get(&health).send().await?.error_for_status()
-        })
-        .await;
-        Self { process, endpoint, data, ports: (client_port, peer_port) }
+    /// How many members are registered.
+    pub async fn n_members(&self) -> Result<usize> {
+        let range = json!({"key": MEMBERS, "range_end": MEMBERS_END, "count_only": true});
+        let told = self.post("range", &range).await?;
+        // Zero is left out.
+        Ok(told["count"].as_str().map_or(Ok(0), str::parse)?)
     }
+
+    /// Forgets every revision before the present one, for good.
+    pub async fn compact(&self) -> Result<()> {
+        let told = self.post("range", &json!({"key": MEMBERS})).await?;
+        let revision = &told["header"]["revision"];
+        self.post("compaction", &json!({"revision": revision, "physical": true})).await.map(drop)
+    }
+
+    async fn post(&self, call: &str, body: &Value) -> Result<Value> {
+        let address = self.endpoint.trim_start_matches("http://");
+        let (status, told) = client::post(address, &format!("/v3/kv/{call}"), body).await?;
+        ensure!(status == 200, "{call}: status {status}, {told}");
+        Ok(told)
+    }
+}
+
+fn start_process(endpoint: &str, data: &Path, (_, peer_port): (u16, u16)) -> Process {
+    let peer = format!("http://127.0.0.1:{peer_port}");
+    let mut command = Command::new(place::etcd());
+    command.args(["--name", "t0", "--logger", "zap", "--log-level", "warn", "--data-dir"]).arg(data);
+    command.args(["--listen-client-urls", endpoint, "--advertise-client-urls", endpoint]);
+    command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+    command.args(["--initial-cluster", &format!("t0={peer}")]);
+    Process::start("etcd", command)
+}
+
+async fn healthy(endpoint: &str) {
+    let health = format!("{endpoint}/health");
+    wait::until("etcd is healthy", Duration::from_secs(20), async || {
+        client::http().get(&health).send().await?.error_for_status()
+    })
+    .await;
 }
 
 /// A port that was free a moment ago: etcd takes none of its own choosing.

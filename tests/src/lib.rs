@@ -12,6 +12,7 @@ pub mod answer;
 pub mod client;
 pub mod cluster;
 pub mod etcd;
+pub mod load;
 pub mod metrics;
 pub mod otlp;
 pub mod place;

@@ -1,0 +1,145 @@
+//! Clients that ask at an even pace, know every router, and know what each answer must be.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+
+use crate::answer::{Answer, Said};
+use crate::client::{self, EventStream};
+use crate::cluster::{Cluster, START};
+use crate::seed;
+
+/// How many requests differ.
+const N_PROMPTS: u64 = 40;
+/// Tokens of an answer on average.
+pub const N_TOKENS_MEAN: f64 = 39.5;
+
+/// Request `index`: a short prompt for 10 to 69 tokens, every other one sampled.
+pub fn request(index: u64) -> Value {
+    let mut random = seed::Random::new(index);
+    let prompt: Vec<u64> = (0..20 + random.below(60)).map(|_| 3 + random.below(250)).collect();
+    let n_tokens = 10 + u32::try_from(random.below(60)).unwrap();
+    let mut body = client::completion("tiny", &[], n_tokens);
+    body["prompt"] = json!(prompt);
+    if index.is_multiple_of(2) {
+        body["temperature"] = json!(0.8);
+        body["seed"] = json!(index);
+    }
+    body
+}
+
+/// Streams a completion over the first router, from `first` on, that lets it connect.
+pub async fn ask(routers: &[String], first: usize, body: &Value) -> anyhow::Result<Answer> {
+    let end = Instant::now() + START;
+    let client = Cluster::new_client();
+    for router in routers.iter().cycle().skip(first) {
+        match EventStream::open(&client, router, "/v1/completions", body).await {
+            Ok(events) => return Answer::read(events, || ()).await,
+            Err(error) if is_refused(&error) && Instant::now() < end => sleep(Duration::from_millis(5)).await,
+            Err(error) => return Err(error),
+        }
+    }
+    unreachable!("there are routers")
+}
+
+fn is_refused(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_connect)
+}
+
+/// What every request is answered where nothing fails.
+pub async fn undisturbed(cluster: &Cluster) -> Arc<Vec<Said>> {
+    let routers = [cluster.routers[0].http.clone()];
+    let asked = (0..N_PROMPTS).map(async |index| ask(&routers, 0, &request(index)).await.unwrap());
+    let answers = futures::future::join_all(asked).await;
+    let said = answers.iter().map(|answer| answer.said().unwrap_or_else(|| panic!("{answer:?}")).clone());
+    Arc::new(said.collect())
+}
+
+/// Requests at an even pace until it is stopped; each is compared with what it is answered undisturbed.
+pub struct Load {
+    stop: Arc<AtomicBool>,
+    asking: JoinHandle<Outcome>,
+}
+
+/// How a load ended.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    pub n_asked: usize,
+    /// What every failed request says of itself.
+    pub failed: Vec<String>,
+    /// Longest wait of a client between two events.
+    pub longest_gap: Duration,
+}
+
+impl Load {
+    /// Asks `routers` in turn, a request `every` so often, until it is told to end.
+    pub fn start(routers: Vec<String>, expected: Arc<Vec<Said>>, every: Duration) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let asking = tokio::spawn(async move {
+            let mut ticks = interval(every);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
+            let mut outcome = Outcome::default();
+            let mut running = tokio::task::JoinSet::new();
+            while !stopped.load(Ordering::Relaxed) {
+                ticks.tick().await;
+                let index = outcome.n_asked;
+                outcome.n_asked += 1;
+                let (routers, expected) = (routers.clone(), Arc::clone(&expected));
+                running.spawn(async move { one(&routers, index, &expected).await });
+                while let Some(ended) = running.try_join_next() {
+                    outcome.take(ended.unwrap());
+                }
+            }
+            while let Some(ended) = running.join_next().await {
+                outcome.take(ended.unwrap());
+            }
+            outcome
+        });
+        Self { stop, asking }
+    }
+
+    /// Over all routers of a cluster.
+    pub fn on(cluster: &Cluster, expected: &Arc<Vec<Said>>, every: Duration) -> Self {
+        let routers = cluster.routers.iter().map(|router| router.http.clone()).collect();
+        Self::start(routers, Arc::clone(expected), every)
+    }
+
+    /// Stops asking, and waits for what runs.
+    pub async fn end(self) -> Outcome {
+        self.stop.store(true, Ordering::Relaxed);
+        self.asking.await.unwrap()
+    }
+}
+
+/// Asks one, and tells its longest wait or what is wrong with it.
+async fn one(routers: &[String], index: usize, expected: &[Said]) -> Result<Duration, String> {
+    let prompt = index % expected.len();
+    let answer = ask(routers, index % routers.len(), &request(prompt as u64)).await;
+    let answer = answer.map_err(|error| format!("request {index}: {error:#}"))?;
+    match answer.said() {
+        Some(said) if *said == expected[prompt] => Ok(answer.longest_gap),
+        Some(said) => Err(format!("request {index}: {said:?} instead of {:?}", expected[prompt])),
+        None => Err(format!("request {index} ended with {:?}", answer.error)),
+    }
+}
+
+impl Outcome {
+    fn take(&mut self, ended: Result<Duration, String>) {
+        match ended {
+            Ok(gap) => self.longest_gap = self.longest_gap.max(gap),
+            Err(failure) => self.failed.push(failure),
+        }
+    }
+
+    /// Prints what there was, and panics when a request failed.
+    pub fn assert_well(&self, what: &str) {
+        let Self { n_asked, failed, longest_gap } = self;
+        eprintln!("{what}: {n_asked} streams, {} failed, longest wait {longest_gap:?}", failed.len());
+        assert!(failed.is_empty(), "{what}: {} of {n_asked} failed, the first: {}", failed.len(), failed[0]);
+    }
+}
