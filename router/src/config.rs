@@ -107,6 +107,9 @@ pub struct WorkerSettings {
     /// A watch that is silent for this long is made anew, and until then its worker gets nothing: three of its heartbeats.
     #[serde(deserialize_with = "at_least_one")]
     pub kv_silence_ms_max: u64,
+    /// A scheduler that tells no view for this long is not followed until it does: three of its heartbeats.
+    #[serde(deserialize_with = "at_least_one")]
+    pub view_silence_ms_max: u64,
     /// Shortest wait before a lost watch is made anew.
     pub backoff_ms_min: u64,
     /// Longest such wait.
@@ -191,6 +194,7 @@ impl Default for WorkerSettings {
             resume_wait_ms_max: 10_000,
             handshake_timeout_ms: 5_000,
             kv_silence_ms_max: 3_000,
+            view_silence_ms_max: 3_000,
             backoff_ms_min: 50,
             backoff_ms_max: 2_000,
             directory_bytes_max: 256 << 20,
@@ -287,6 +291,7 @@ mod tests {
             "workers.n_attempts_max",
             "workers.handshake_timeout_ms",
             "workers.kv_silence_ms_max",
+            "workers.view_silence_ms_max",
             "workers.dispatch_ahead_ms",
         ];
         for path in bounds {

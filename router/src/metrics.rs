@@ -21,6 +21,8 @@ pub(crate) struct Metrics {
     pub(crate) queued: Gauge,
     pub(crate) engines_ready: Gauge,
     pub(crate) engines_stale: Gauge,
+    /// Views that count, and views that do not.
+    views: [Counter; 2],
     pub(crate) directory_blocks: Gauge,
     pub(crate) ledger_placements: Gauge,
     pub(crate) ledger_routers: Gauge,
@@ -57,6 +59,7 @@ impl Metrics {
             queued: scope.gauge(&names::ROUTER_REQUESTS, &["queued"]),
             engines_ready: scope.gauge(&names::ROUTE_ENGINES, &["ready"]),
             engines_stale: scope.gauge(&names::ROUTE_ENGINES, &["stale"]),
+            views: ["taken", "passed_over"].map(|state| scope.counter(&names::ROUTE_VIEWS, &[state])),
             directory_blocks: scope.gauge(&names::DIRECTORY_BLOCKS, &[]),
             ledger_placements: scope.gauge(&names::LEDGER_PLACEMENTS, &[]),
             ledger_routers: scope.gauge(&names::LEDGER_ROUTERS, &[]),
@@ -111,6 +114,11 @@ impl Metrics {
     /// The counter of tokens charged to tenants of one label.
     pub(crate) fn tenant_tokens(&self, label: &str) -> Counter {
         self.scope.counter(&names::TENANT_TOKENS, &[label])
+    }
+
+    /// Counts a view of a scheduler's, which is followed or not.
+    pub(crate) fn view(&self, is_taken: bool) {
+        self.views[usize::from(!is_taken)].inc();
     }
 
     pub(crate) fn resync(&self, reason: &'static str) {

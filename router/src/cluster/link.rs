@@ -1,7 +1,7 @@
 //! One worker from handshake to loss: it is ready while its cache's events flow, and tried again when they do not.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use contract::ids::{EngineId, Incarnation, WorkerId};
@@ -31,6 +31,8 @@ pub(super) struct Peer {
     pub(super) incarnation: Incarnation,
     pub(super) address: String,
     pub(super) draining: Arc<AtomicBool>,
+    /// Told whether requests can be placed on it.
+    pub(super) is_ready: Arc<AtomicBool>,
 }
 
 /// Why a link is not ready or no longer so.
@@ -58,9 +60,9 @@ pub(super) async fn keep(cluster: Arc<Cluster>, peer: Peer, tasks: Tasks, shutdo
     let mut backoff_ms = least;
     let mut told_mismatch = None;
     loop {
-        let mut linked = Linked { cluster: &cluster, engines: Vec::new(), is_ready: false };
+        let mut linked = Linked { cluster: &cluster, engines: Vec::new(), is_ready: &peer.is_ready };
         let Err(lost) = Box::pin(link(&cluster, &peer, &mut linked, (&tasks, &shutdown))).await;
-        let was_ready = linked.is_ready;
+        let was_ready = peer.is_ready.load(Ordering::Relaxed);
         drop(linked);
         if was_ready {
             backoff_ms = least;
@@ -86,11 +88,13 @@ pub(super) async fn keep(cluster: Arc<Cluster>, peer: Peer, tasks: Tasks, shutdo
 struct Linked<'a> {
     cluster: &'a Cluster,
     engines: Vec<Arc<Engine>>,
-    is_ready: bool,
+    is_ready: &'a AtomicBool,
 }
 
 impl Drop for Linked<'_> {
     fn drop(&mut self) {
+        // Before the change is told.
+        self.is_ready.store(false, Ordering::Relaxed);
         if !self.engines.is_empty() {
             self.cluster.withdraw(&self.engines);
             self.cluster.count_blocks();
@@ -128,7 +132,7 @@ async fn link(
     linked.engines = ids.into_iter().map(|id| Arc::new(engine(id))).collect();
     drop(line);
     let mut frames = watch(cluster, &client, &linked.engines, &identity).await?;
-    linked.is_ready = true;
+    linked.is_ready.store(true, Ordering::Relaxed);
     cluster.publish(&linked.engines);
     tracing::info!(worker = %peer.worker, address = %peer.address, n_engines = linked.engines.len(), "worker is ready");
     loop {

@@ -2,6 +2,7 @@
 
 mod elsewhere;
 mod flight;
+mod leader;
 mod ledger;
 mod link;
 mod others;

@@ -14,8 +14,10 @@ use membership::{WatchEvent, WatchStream};
 use proto::cluster::v1::WatchViewRequest;
 use proto::cluster::v1::scheduler_client::SchedulerClient;
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 use tonic::transport::Channel;
 
+use super::leader::Leader;
 use super::link::{self, Peer};
 use super::{Cluster, ledger};
 
@@ -36,13 +38,17 @@ struct Known {
 
 enum News {
     Members(WatchEvent),
-    View(ClusterView),
+    /// A scheduler's, by its place among the configured.
+    View(usize, ClusterView),
+    ViewLost(usize),
 }
 
 struct Link {
     stop: Trigger,
     address: String,
     draining: Arc<AtomicBool>,
+    /// Whether the worker answers.
+    is_ready: Arc<AtomicBool>,
 }
 
 /// Follows both sources and keeps a link with every worker that either names, until `shutdown`.
@@ -57,13 +63,13 @@ pub(crate) fn supervise(
     shutdown: &Shutdown,
 ) -> Result<(), AddressError> {
     let (sender, news) = mpsc::channel(N_NEWS_MAX);
-    for address in schedulers {
+    for (scheduler, address) in schedulers.iter().enumerate() {
         let client = SchedulerClient::new(channel(address, &cluster.settings.channel)?)
             .max_decoding_message_size(MESSAGE_BYTES_MAX);
         let (sharing, ledger_client) = (Arc::clone(cluster), client.clone());
         until(tasks, "load ledger", shutdown, async move { ledger::share(&sharing, ledger_client).await });
         let (cluster, sender) = (Arc::clone(cluster), sender.clone());
-        until(tasks, "cluster view", shutdown, async move { follow_views(&cluster, client, sender).await });
+        until(tasks, "cluster view", shutdown, async move { follow_views(&cluster, scheduler, client, sender).await });
     }
     let forgetting = Arc::clone(cluster);
     until(tasks, "load ledger grace", shutdown, async move { ledger::forget_lost(&forgetting).await });
@@ -93,22 +99,32 @@ fn until(tasks: &Tasks, name: &'static str, shutdown: &Shutdown, work: impl Futu
     });
 }
 
-async fn follow_views(cluster: &Cluster, mut client: SchedulerClient<Channel>, news: mpsc::Sender<News>) {
+async fn follow_views(
+    cluster: &Cluster,
+    scheduler: usize,
+    mut client: SchedulerClient<Channel>,
+    news: mpsc::Sender<News>,
+) {
     let backoff = Duration::from_millis(cluster.settings.backoff_ms_max.max(1));
+    let silence = Duration::from_millis(cluster.settings.view_silence_ms_max);
+    let silent = |_| tonic::Status::deadline_exceeded("it is silent");
     loop {
         let request = WatchViewRequest { router: String::new() };
         let result = async {
-            let mut views = client.watch_view(request).await?.into_inner();
-            while let Some(view) = views.message().await? {
+            let mut views = timeout(silence, client.watch_view(request)).await.map_err(silent)??.into_inner();
+            while let Some(view) = timeout(silence, views.message()).await.map_err(silent)?? {
                 let view = ClusterView::try_from(view).map_err(tonic::Status::from)?;
-                if news.send(News::View(view)).await.is_err() {
+                if news.send(News::View(scheduler, view)).await.is_err() {
                     break;
                 }
             }
             Ok::<(), tonic::Status>(())
         };
         if let Err(status) = result.await {
-            tracing::debug!(status = status.message(), "no view from the scheduler; the last one stays");
+            tracing::debug!(scheduler, status = status.message(), "no view from the scheduler; the last one stays");
+        }
+        if news.send(News::ViewLost(scheduler)).await.is_err() {
+            return;
         }
         tokio::time::sleep(backoff).await;
     }
@@ -121,25 +137,31 @@ struct Supervisor {
     members: BTreeMap<Life, Known>,
     viewed: BTreeMap<Life, Known>,
     routers: BTreeSet<MemberKey>,
-    /// Epoch and version of the newest view.
-    newest: (u64, u64),
+    leader: Leader,
     links: HashMap<Life, Link>,
 }
 
 impl Supervisor {
     fn new(cluster: Arc<Cluster>, tasks: Tasks, shutdown: Shutdown) -> Self {
         let (members, viewed, routers) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
-        Self { cluster, tasks, shutdown, members, viewed, routers, newest: (0, 0), links: HashMap::new() }
+        Self { cluster, tasks, shutdown, members, viewed, routers, leader: Leader::default(), links: HashMap::new() }
     }
 
     async fn run(mut self, mut news: mpsc::Receiver<News>) {
-        while let Some(item) = news.recv().await {
-            match item {
-                News::Members(event) => {
-                    self.take_members(event);
-                    self.count_routers();
-                }
-                News::View(view) => self.take_view(view),
+        let mut readiness = self.cluster.changes();
+        loop {
+            tokio::select! {
+                item = news.recv() => match item {
+                    Some(News::Members(event)) => {
+                        self.take_members(event);
+                        self.count_routers();
+                    }
+                    Some(News::View(scheduler, view)) => self.take_view(scheduler, view),
+                    Some(News::ViewLost(scheduler)) => self.leader.lose(scheduler),
+                    None => return,
+                },
+                // Whoever no longer answers may be someone whom nobody names.
+                Ok(()) = readiness.changed() => {}
             }
             self.adjust();
         }
@@ -173,13 +195,12 @@ impl Supervisor {
         self.cluster.n_routers.send_if_modified(|known| std::mem::replace(known, n_routers) != n_routers);
     }
 
-    fn take_view(&mut self, view: ClusterView) {
-        // A version may begin again where the scheduler does, under the same epoch, but an older leader is refused.
-        if view.epoch < self.newest.0 {
-            tracing::warn!(epoch = view.epoch, newest = self.newest.0, "a view of an older leader is refused");
+    fn take_view(&mut self, scheduler: usize, view: ClusterView) {
+        let counts = self.leader.hear(scheduler, view.epoch);
+        self.cluster.metrics.view(counts);
+        if !counts {
             return;
         }
-        self.newest = (view.epoch, view.version);
         self.viewed = view
             .engines
             .iter()
@@ -192,12 +213,16 @@ impl Supervisor {
         self.cluster.see(view);
     }
 
-    /// Makes links with new workers and drops those with workers that nobody names.
+    /// Makes links with new workers and drops those with workers that nobody names and that do not answer: a store that
+    /// lost its leases removes nobody who lives.
     fn adjust(&mut self) {
         let mut wanted = self.viewed.clone();
         wanted.extend(self.members.clone());
         self.links.retain(|life, link| {
-            let stays = wanted.get(life).is_some_and(|known| known.address == link.address);
+            let stays = match wanted.get(life) {
+                Some(known) => known.address == link.address,
+                None => link.is_ready.load(Ordering::Relaxed),
+            };
             if !stays {
                 link.stop.fire();
             }
@@ -228,10 +253,17 @@ impl Supervisor {
         let draining = Arc::new(AtomicBool::new(known.draining));
         let address = known.address.clone();
         let (worker, incarnation) = (worker.clone(), *incarnation);
-        let peer = Peer { worker, incarnation, address: known.address, draining: Arc::clone(&draining) };
+        let is_ready = Arc::new(AtomicBool::new(false));
+        let peer = Peer {
+            worker,
+            incarnation,
+            address: known.address,
+            draining: Arc::clone(&draining),
+            is_ready: Arc::clone(&is_ready),
+        };
         let keeping = link::keep(Arc::clone(&self.cluster), peer, self.tasks.clone(), self.shutdown.clone());
         until(&self.tasks, "worker link", &stopped, keeping);
-        Link { stop, address, draining }
+        Link { stop, address, draining, is_ready }
     }
 }
 

@@ -148,6 +148,9 @@ metrics! {
     /// Engines that the router knows; `state` is ready, stale or gone.
     ROUTE_ENGINES = Gauge, Count, "tessera.route.engines", ["state"],
         "Engines that the router knows, by state";
+    /// Views of the cluster that schedulers told; `state` is taken or passed_over.
+    ROUTE_VIEWS = Counter, Count, "tessera.route.views", ["state"],
+        "Views of the cluster, by whether they count: of several schedulers the one that started last is followed";
     /// Workers that do not agree with the router about the model; each try counts.
     IDENTITY_MISMATCHES = Counter, Count, "tessera.route.identity_mismatches", [],
         "Handshakes with workers refused because model, tokenizer, block size or key differ";
