@@ -58,6 +58,11 @@ const FULL: &[(&str, &str, &[&str])] = &[
         "30 rounds of restarting all workers and routers one by one at 50 streams a second, on simulated workers",
         &["-p", "tests", "--test", "rolling"],
     ),
+    (
+        "outages",
+        "etcd away for a minute, killed, emptied and compacted, and schedulers killed, at 25 streams a second",
+        &["-p", "tests", "--test", "outages"],
+    ),
     ("files", "random damage to model files is refused, never a panic", &["-p", "models"]),
 ];
 
