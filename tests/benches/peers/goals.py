@@ -27,6 +27,8 @@ HTTP = {
     "528 in, 512 of them cached": (None, 4.0),
     "528 in, none cached": (None, 1.3),
 }
+# Against mixed workers with the same budget: half the time between tokens, and first tokens at most half as long again.
+SPLIT = {"itl_p99_ms": 2.0, "ttft_p99_ms": 1 / 1.5}
 ROUTER_SATURATED = ("tokens in, 1 out, 32 at a time", "requests_per_s")
 
 
@@ -39,6 +41,8 @@ def goal(section, peer, cell, metric):
         return speed if metric in SPEED else first_token
     if section == "routers" and peer == "sglang-router" and (cell, metric) == ROUTER_SATURATED:
         return 1.5
+    if section == "split" and peer == "mixed":
+        return SPLIT.get(metric)
     if section == "gemm" and peer == "oneDNN":
         return product(cell)
     return None

@@ -18,6 +18,10 @@ METRICS = {
     "requests_per_s": ("requests/s", True),
     "cpu_us": ("CPU µs a request", False),
     "stream_ms": ("stream ms", False),
+    "itl_p50_ms": ("between tokens at p50, ms", False),
+    "itl_p99_ms": ("between tokens at p99, ms", False),
+    "ttft_p50_ms": ("first token at p50, ms", False),
+    "ttft_p99_ms": ("first token at p99, ms", False),
     "added_p50_ms": ("added at p50, ms", False),
     "added_p99_ms": ("added at p99, ms", False),
 }
@@ -26,6 +30,7 @@ TITLES = {
     "http": "Over HTTP, against vLLM and llama-server",
     "gemm": "Matrix products, against oneDNN",
     "routers": "Routers, against sglang-router",
+    "split": "Prefill and decode apart, against both on each worker",
 }
 INTRODUCTION = """# Benchmarks
 

@@ -20,6 +20,7 @@ import products
 import report
 import routers
 import serving
+import split
 from place import PEERS, ROOT, Place
 
 SECTIONS = {
@@ -27,6 +28,7 @@ SECTIONS = {
     "http": serving.Section,
     "gemm": products.Section,
     "routers": routers.Section,
+    "split": split.Section,
 }
 RESULTS = pathlib.Path(__file__).with_name("results.json")
 PAGE = ROOT / "BENCHMARKS.md"
@@ -38,6 +40,7 @@ sections:
   http     the same load over HTTP: vLLM and llama-server against `tessera serve`
   gemm     matrix products: oneDNN through PyTorch against `tessera bench kernels`
   routers  requests a second through a router: sglang-router before a stub, `tessera router` before an instant worker
+  split    prefill and decode on workers of their own, against both on each
   render   measure nothing, write BENCHMARKS.md again from results.json
 
 examples:

@@ -39,6 +39,11 @@ const FULL: &[(&str, &str, &[&str])] = &[
         &["-p", "tests", "--test", "disaggregation"],
     ),
     (
+        "overlap",
+        "layers of a prompt travel while later ones are computed, median of 20",
+        &["-p", "worker", "--lib", "split"],
+    ),
+    (
         "faults",
         "500 seeds of crashes, cut links, lost and late events under virtual time, and a planted defect that is found",
         &["-p", "simulation", "--test", "faults"],

@@ -1,5 +1,7 @@
 //! Prompts that one worker computes for another: the same tokens as alone, and every block comes back.
 
+use std::time::Duration;
+
 use contract::ids::Token;
 use contract::request::{GenerateRequest, PrefillPeer};
 
@@ -106,4 +108,42 @@ async fn who_cannot_get_a_prompt_computes_it() {
     }
     decode.at_rest().await;
     assert_eq!(prefill.at_rest().await.cached, 0, "it was never asked for anything that it could give");
+}
+
+/// Prompts of 256 tokens beside the one that is computed last: four steps of 32 ms, and a decode step of 20 ms.
+const LAYERED: &str = "block_size = 16\nn_blocks = 400\nmax_running = 8\nprefill_budget = 64\ncontext_length = 512\n\
+                       [timing]\nprefill_tokens_per_s = 2000\ndecode_base_ms = 20\n";
+const PREFILL: Duration = Duration::from_millis(128);
+const DECODE: Duration = Duration::from_millis(20);
+/// A layer of such a prompt has 16 blocks of 64 bytes, and takes so long on its way.
+const LAYER: Duration = Duration::from_millis(20);
+const BYTES_PER_S: u64 = 16 * 64 * 50;
+
+#[tokio::test]
+async fn layers_travel_while_later_ones_are_computed() {
+    let folder = tempfile::tempdir().unwrap();
+    let profile = folder.path().join("layered.toml");
+    std::fs::write(&profile, LAYERED).unwrap();
+    let worker = || Config { n_blocks: None, ..simulated(profile.to_str().unwrap()) };
+    let mut throttled = worker();
+    throttled.transfer.bytes_per_s_max = Some(BYTES_PER_S);
+    throttled.transfer.ways = vec![crate::Way::Tcp];
+    let mut receiving = worker();
+    receiving.transfer.ways = vec![crate::Way::Tcp];
+    let (decode, prefill) = (start_model(receiving).await, start_model(throttled).await);
+    let is_full = std::env::var_os("TESSERA_FULL").is_some();
+    let mut tails = Vec::new();
+    for i in 0..if is_full { 20 } else { 5 } {
+        let request = on(decode.request(&prompt(257, i), 1), &prefill);
+        let began = daemon::clock::now();
+        decode.generate(&request).await.unwrap();
+        tails.push(began.elapsed().saturating_sub(PREFILL));
+    }
+    assert!(prefill.at_rest().await.cached > 0, "it computed the prompts");
+    tails.sort_unstable();
+    let median = tails[tails.len() / 2];
+    println!("from the end of the prefill to the first decode step's end: {median:?}, {tails:?}");
+    // One after the other all four layers take 80 ms, and a loaded machine is granted some time.
+    let bound = if is_full { (LAYER + DECODE).mul_f64(1.2) } else { 4 * LAYER + DECODE };
+    assert!(median < bound, "{median:?} of {bound:?}: {tails:?}");
 }

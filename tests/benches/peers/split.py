@@ -1,0 +1,179 @@
+"""Prefill and decode on workers of their own, against both on each: two workers of one core, SmolLM2.
+
+32 requests decode all the time while prompts of 2,000 tokens come at 70 % of what one worker can compute. What counts is
+the time between two tokens of those that decode, and the time to first token of the prompts.
+"""
+
+import asyncio
+import json
+import pathlib
+import random
+import tempfile
+import time
+
+import process
+
+START_S, SETTLE_S = 300, 15
+N_DECODING, N_PROMPT, SHARE = 32, 2_000, 0.7
+BUDGETS = [512, 64, 128, 256, 1_024, 2_048]
+MODEL, VOCABULARY = "smollm2", 49_000
+CELL = "32 decode, prompts of 2,000 at 70 %"
+
+
+class Cluster:
+    """A scheduler, a router and two workers, each with one thread."""
+
+    def __init__(self, place, roles, budget, auto=False):
+        self.folder = tempfile.TemporaryDirectory(prefix="tessera-split-")
+        folder, at = pathlib.Path(self.folder.name), "127.0.0.1:{}".format
+        scheduler, http, grpc, *workers = (process.free_port() for _ in range(5))
+        model = place.model("SmolLM2-135M-Instruct-bf16")
+        log = place.log("tessera-split")
+        self.servers = []
+
+        def start(role, port, *lines):
+            text = (
+                f'hash_key = "{"07" * 32}"\nscheduler_addresses = ["{at(scheduler)}"]\n'
+                f'[membership]\nkind = "embedded"\nendpoints = ["{at(scheduler)}"]\n[{role}]\n' + "\n".join(lines) + "\n"
+            )
+            config = folder / f"{role}-{port}.toml"
+            config.write_text(text)
+            command = [place.tessera, role, "--config", config]
+            self.servers.append(process.Server(f"tessera {role}", command, port, ready_path="/readyz", ready_s=START_S, log=log))
+
+        shared = [f'model = "{model}"', f'model_name = "{MODEL}"']
+        start("scheduler", scheduler, f'listen = "{at(scheduler)}"', f"roles.auto = {str(auto).lower()}")
+        for index, (role, port) in enumerate(zip(roles, workers)):
+            lines = [f'id = "w{index}"', f'listen = "{at(port)}"', "threads = 1", f"token_budget = {max(budget, 64)}"]
+            lines += ["max_running = 64", f"packed_cache = \"{folder / 'packed'}\"", *shared]
+            start("worker", port, *lines, *([f'role = "{role}"'] if role else []))
+        start("router", http, f'http = "{at(http)}"', f'grpc = "{at(grpc)}"', *shared)
+        self.port = http
+
+    def stop(self):
+        """Ends all of them."""
+        for server in reversed(self.servers):
+            server.stop()
+        self.folder.cleanup()
+
+
+async def stream(port, prompt, n_out, seen):
+    """One completion; `seen` gets the time of each event with tokens."""
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": n_out, "temperature": 0, "stream": True, "ignore_eos": True}
+    body = json.dumps(body).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    writer.write(head.encode() + body)
+    try:
+        while line := await reader.readline():
+            if line.startswith(b"data: {"):
+                seen(time.monotonic(), json.loads(line[6:]))
+    finally:
+        writer.close()
+
+
+def tokens(rng, n):
+    """A prompt that nobody else has."""
+    return [rng.randrange(3, VOCABULARY) for _ in range(n)]
+
+
+async def decode_on(port, rng, gaps, stopping, n_out=400):
+    """Decodes again and again."""
+    while not stopping.is_set():
+        last = None
+
+        def seen(now, event):
+            nonlocal last
+            if event.get("error"):
+                raise process.Failed(f"a request failed: {event['error']}")
+            if last is not None:
+                gaps.append((now, now - last))
+            last = now
+
+        await stream(port, tokens(rng, 16), n_out, seen)
+
+
+async def first_token(port, prompt):
+    """Time to first token in seconds."""
+    began, first = time.monotonic(), []
+    await stream(port, prompt, 1, lambda now, event: first.append(now))
+    if not first:
+        raise process.Failed("a prompt got no token")
+    return first[0] - began
+
+
+async def load(port, interval, seconds, rng):
+    """Gaps between tokens and times to first token, in seconds, after things have settled."""
+    gaps, firsts, stopping = [], [], asyncio.Event()
+    decoding = [asyncio.create_task(decode_on(port, rng, gaps, stopping)) for _ in range(N_DECODING)]
+    began = time.monotonic()
+    measured_from = began + SETTLE_S
+    prompts = []
+    while time.monotonic() < measured_from + seconds:
+        prompts.append((time.monotonic(), asyncio.create_task(first_token(port, tokens(rng, N_PROMPT)))))
+        # Arrivals are random, the mean is not.
+        await asyncio.sleep(interval * rng.uniform(0.5, 1.5))
+    end = time.monotonic()
+    firsts = [await task for at, task in prompts if at >= measured_from]
+    stopping.set()
+    for task in decoding:
+        task.cancel()
+    await asyncio.gather(*decoding, return_exceptions=True)
+    return sorted(gap for at, gap in gaps if measured_from <= at <= end), sorted(firsts)
+
+
+def percentile(values, share):
+    """Of a sorted list."""
+    return values[min(len(values) - 1, int(share * len(values)))]
+
+
+class Section:
+    """Split, mixed at each budget, and what the scheduler makes of it."""
+
+    def __init__(self, place, options):
+        self.place, self.seconds, self.interval = place, 60, None
+        self.notes = [
+            f"two workers of one thread each, {N_DECODING} requests decode, prompts of {N_PROMPT:,} random tokens come at {SHARE:.0%} of what one worker computes alone",
+            "split: one worker computes prompts, the other decodes (roles told); mixed: each does both; budget: tokens of a step",
+            "auto: no role is told, the scheduler decides",
+        ]
+
+    def rounds(self, order):
+        """Yields (label, function) of one round."""
+        yield "pace", self.pace
+        subjects = [("Tessera", ["prefill", "decode"], 512, False), ("auto", [None, None], 512, True)]
+        subjects += [("mixed" if budget == 512 else f"mixed, budget {budget:,}", ["mixed", "mixed"], budget, False) for budget in BUDGETS]
+        for name, roles, budget, auto in order(subjects):
+            yield name, lambda n=name, r=roles, b=budget, a=auto: self.run(n, r, b, a)
+
+    def pace(self):
+        """Finds out how fast one worker computes prompts."""
+        if self.interval is None:
+            cluster = Cluster(self.place, ["mixed"], 512)
+            try:
+                rng = random.Random(1)
+                times = [asyncio.run(first_token(cluster.port, tokens(rng, N_PROMPT))) for _ in range(4)]
+            finally:
+                cluster.stop()
+            self.interval = sorted(times[1:])[1] / SHARE
+            self.notes.append(f"a prompt alone takes {self.interval * SHARE:.2f} s, one comes every {self.interval:.2f} s")
+        return []
+
+    def run(self, name, roles, budget, auto):
+        """One way of sharing the work."""
+        cluster = Cluster(self.place, roles, budget, auto)
+        try:
+            gaps, firsts = asyncio.run(load(cluster.port, self.interval, self.seconds, random.Random(7)))
+        finally:
+            cluster.stop()
+        values = {
+            "itl_p50_ms": 1e3 * percentile(gaps, 0.5),
+            "itl_p99_ms": 1e3 * percentile(gaps, 0.99),
+            "ttft_p50_ms": 1e3 * percentile(firsts, 0.5),
+            "ttft_p99_ms": 1e3 * percentile(firsts, 0.99),
+            "tokens_per_s": len(gaps) / self.seconds,
+        }
+        return [{"cell": CELL, "metric": metric, "subject": name, "value": value} for metric, value in values.items()]
+
+    def close(self):
+        """Every round ends its own."""
