@@ -16,7 +16,7 @@ use proto::status::{ERROR_KEY, from_status};
 use proto::worker::v1 as wire;
 use tonic::{Code, Status};
 
-use crate::cluster::{Cluster, Flight, Placement, Resumed};
+use crate::cluster::{Cluster, Engine, Flight, Placement, Resumed};
 use crate::model::PromptBlocks;
 use crate::resume::{self, Course};
 
@@ -58,8 +58,7 @@ pub(crate) struct Job {
 }
 
 struct Call {
-    engine: EngineId,
-    numerics: Fingerprint,
+    engine: Arc<Engine>,
     frames: Frames,
     flight: Flight,
 }
@@ -88,6 +87,7 @@ impl Dispatch {
     /// The next frame, its tokens new and in order; none after the last frame or an error.
     pub(crate) async fn next(&mut self) -> Option<Result<GenerateFrame, RequestError>> {
         while !self.is_over {
+            self.move_on();
             let result = self.advance().await;
             let error = match result {
                 Ok(frame) => {
@@ -104,12 +104,23 @@ impl Dispatch {
                 return Some(Err(error));
             };
             call.flight.failed(&error);
-            if let Some(end) = self.judge(error, call.engine) {
+            if let Some(end) = self.judge(error, call.engine.id.clone()) {
                 self.end();
                 return Some(end);
             }
         }
         None
+    }
+
+    /// Leaves an engine that computes prompts for others now, if it may go on elsewhere: what is cached there is fetched.
+    fn move_on(&mut self) {
+        let n_tokens = self.request.generated.len();
+        let Some(call) = self.call.as_ref().filter(|call| n_tokens > 0 && call.engine.hands_over()) else { return };
+        let why = RequestError::StalePlacement(format!("{} computes prompts for others now", call.engine.id));
+        if self.course.goes_on(&why, n_tokens, &self.cluster.settings.budget()) {
+            self.last_error = Some(why);
+            self.call = None;
+        }
     }
 
     fn end(&mut self) {
@@ -130,7 +141,7 @@ impl Dispatch {
             let call = self.call.as_mut().expect("it was opened above and is taken only when this returns an error");
             let message = tokio::time::timeout_at(self.deadline.into(), call.frames.message()).await;
             let message = message.map_err(|_| RequestError::DeadlineExceeded { n_tokens })?;
-            let worker = &call.engine.worker;
+            let worker = &call.engine.id.worker;
             let lost = |reason: &str| RequestError::WorkerLost {
                 worker: worker.to_string(),
                 n_tokens,
@@ -145,7 +156,7 @@ impl Dispatch {
             }
             let mut frame = continue_at(&mut self.request.generated, frame).map_err(|reason| lost(&reason))?;
             call.flight.prefilled();
-            self.numerics = Some(call.numerics);
+            self.numerics = Some(call.engine.numerics);
             // What a later worker found in its cache is no news to the reader.
             frame.cached_tokens = frame.cached_tokens.filter(|_| !std::mem::replace(&mut self.has_told_cached, true));
             if !frame.tokens.is_empty() || frame.finish.is_some() || frame.cached_tokens.is_some() {
@@ -170,7 +181,7 @@ impl Dispatch {
         let mut request = tonic::Request::new(wire::GenerateRequest::new(&self.request, &engine.id));
         self.trace.inject(request.metadata_mut());
         let frames = engine.line.call(request);
-        Ok(Call { engine: engine.id.clone(), numerics: engine.numerics, frames, flight })
+        Ok(Call { engine, frames, flight })
     }
 
     /// Finds another engine for the prompt and what was generated, and waits for one for a while where there is none.

@@ -20,7 +20,7 @@ use contract::error::RequestError;
 use contract::ids::{EngineId, Incarnation, RequestId, TenantId};
 use contract::model::Fingerprint;
 use contract::request::{GenerateRequest, PrefillPeer};
-use contract::view::{ClusterView, EngineView};
+use contract::view::{ClusterView, EngineView, Role};
 use daemon::telemetry::names::attribute;
 use proto::exchange::Line;
 use tokio::sync::{Notify, watch};
@@ -52,6 +52,15 @@ pub(crate) struct Engine {
     pub(crate) transfer_address: String,
     /// Shared by all engines of one worker.
     draining: Arc<AtomicBool>,
+    /// It computes prompts for others now, of whom some take what decodes here.
+    hands_over: AtomicBool,
+}
+
+impl Engine {
+    /// Whether what decodes there is better off elsewhere, since it computes prompts for others.
+    pub(crate) fn hands_over(&self) -> bool {
+        self.hands_over.load(Ordering::Relaxed)
+    }
 }
 
 /// What this router knows of its cluster.
@@ -320,7 +329,14 @@ impl Cluster {
     }
 
     fn see(&self, view: ClusterView) {
-        let engines = view.engines.into_iter().map(|engine| (engine.engine.clone(), engine)).collect();
+        let engines: HashMap<EngineId, EngineView> =
+            view.engines.into_iter().map(|engine| (engine.engine.clone(), engine)).collect();
+        let ready = self.ready.load();
+        let role = |engine: &Arc<Engine>| target(engine, &engines, &Backlog::new()).role;
+        let is_taken = ready.iter().any(|engine| role(engine) != Role::Prefill);
+        for engine in ready.iter() {
+            engine.hands_over.store(is_taken && role(engine) == Role::Prefill, Ordering::Relaxed);
+        }
         self.view.store(Arc::new(engines));
         self.room.notify_one();
     }

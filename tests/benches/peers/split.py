@@ -13,7 +13,7 @@ import time
 
 import process
 
-START_S, SETTLE_S = 300, 15
+START_S, SETTLE_S = 300, 40
 N_DECODING, N_PROMPT, SHARE = 32, 2_000, 0.7
 BUDGETS = [512, 64, 128, 256, 1_024, 2_048]
 MODEL, VOCABULARY = "smollm2", 49_000
