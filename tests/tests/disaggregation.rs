@@ -239,7 +239,10 @@ async fn kill_at(cluster: &mut Cluster, body: &Value, point: Point, victim: Vict
 async fn kill_everywhere(victim: Victim) {
     let folder = tempfile::tempdir().unwrap();
     let mut random = seed::from_environment();
-    for point in POINTS {
+    // A run of CI takes two of them, others each time.
+    let first = random.below(POINTS.len() as u64) as usize;
+    let points = POINTS.iter().cycle().skip(first).take(if seed::is_full() { POINTS.len() } else { 2 });
+    for &point in points {
         let plan = plan(folder.path(), point == Point::PartlySent);
         let tables = plan.each_worker.clone();
         let mut cluster = Cluster::start(plan).await;
