@@ -61,6 +61,17 @@ async fn workers_join_leave_and_die_without_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_worker_whose_lease_is_lost_is_used_as_long_as_it_answers() {
+    let mut place = Place::start(2).await;
+    place.forget(1).await;
+    // A newcomer is seen after what was forgotten.
+    place.join().await;
+    until("the newcomer is seen", async || place.n_workers().await >= 3).await;
+    place.workers[1].kill();
+    place.until_ready(2).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_worker_of_another_tokenizer_is_counted_and_not_used() {
     let mut place = Place::start(1).await;
     let other = ModelIdentity { tokenizer: Fingerprint([9; 16]), ..place.identity.clone() };

@@ -141,8 +141,14 @@ impl Place {
     }
 
     /// Lets a worker's lease go, while the worker itself lives.
-    pub async fn leave(&mut self, index: usize) {
+    pub async fn forget(&mut self, index: usize) {
         self.leases.remove(index).revoke().await;
+    }
+
+    /// Lets a worker's lease go, and the worker itself.
+    pub async fn leave(&mut self, index: usize) {
+        self.forget(index).await;
+        self.workers[index].kill();
     }
 
     pub async fn until_ready(&self, n_workers: usize) {
