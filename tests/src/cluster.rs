@@ -1,6 +1,7 @@
 //! A cluster of separate processes over loopback: etcd, one scheduler, routers, workers.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use toml::{Table, Value};
@@ -8,6 +9,7 @@ use toml::{Table, Value};
 use crate::etcd::Etcd;
 use crate::metrics::{Blocks, Metrics};
 use crate::process::Process;
+use crate::proxy::Proxy;
 use crate::{client, place, wait};
 
 /// Long enough for a loaded two-core machine.
@@ -37,6 +39,8 @@ pub struct Plan {
     pub worker: Table,
     /// Set in the tables of the first workers, one by one.
     pub each_worker: Vec<Table>,
+    /// What workers reach etcd through, if not directly.
+    pub etcd_proxy: Option<Arc<Proxy>>,
     /// Set in every router's table.
     pub router: Table,
     /// The telemetry table of every process.
@@ -59,6 +63,7 @@ impl Default for Plan {
             n_schedulers: 1,
             worker,
             each_worker: Vec::new(),
+            etcd_proxy: None,
             router: Table::new(),
             telemetry: Table::new(),
             ttl_ms: 2000,
@@ -110,6 +115,9 @@ impl Cluster {
     /// Starts everything and waits until each router sees all workers.
     pub async fn start(plan: Plan) -> Self {
         let etcd = Etcd::start().await;
+        if let Some(proxy) = &plan.etcd_proxy {
+            proxy.lead_to(etcd.endpoint.trim_start_matches("http://"));
+        }
         let membership = toml::toml! {
             kind = "etcd"
         };
@@ -163,6 +171,9 @@ impl Cluster {
         table.extend(own.clone());
         self.add_shared(&mut table);
         config.insert("worker".to_owned(), table.into());
+        if let Some(proxy) = &self.plan.etcd_proxy {
+            set(&mut config, "membership", "endpoints", vec![format!("http://{}", proxy.address)]);
+        }
         let process = Process::tessera(id, &["worker"], Some(&config));
         let address = process.address("grpc");
         Worker { process, id: id.to_owned(), address }

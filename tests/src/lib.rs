@@ -17,5 +17,6 @@ pub mod metrics;
 pub mod otlp;
 pub mod place;
 pub mod process;
+pub mod proxy;
 pub mod seed;
 pub mod wait;

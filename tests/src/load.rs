@@ -1,5 +1,6 @@
 //! Clients that ask at an even pace, know every router, and know what each answer must be.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -32,14 +33,19 @@ pub fn request(index: u64) -> Value {
     body
 }
 
-/// Streams a completion over the first router, from `first` on, that lets it connect.
+/// Streams a completion over the first router, from `first` on, that lets it connect; the wait for its head counts.
 pub async fn ask(routers: &[String], first: usize, body: &Value) -> anyhow::Result<Answer> {
-    let end = Instant::now() + START;
+    let asked = Instant::now();
     let client = Cluster::new_client();
     for router in routers.iter().cycle().skip(first) {
         match EventStream::open(&client, router, "/v1/completions", body).await {
-            Ok(events) => return Answer::read(events, || ()).await,
-            Err(error) if is_refused(&error) && Instant::now() < end => sleep(Duration::from_millis(5)).await,
+            Ok(events) => {
+                let head = asked.elapsed();
+                let mut answer = Answer::read(events, || ()).await?;
+                answer.longest_gap = answer.longest_gap.max(head);
+                return Ok(answer);
+            }
+            Err(error) if is_refused(&error) && asked.elapsed() < START => sleep(Duration::from_millis(5)).await,
             Err(error) => return Err(error),
         }
     }
@@ -69,10 +75,23 @@ pub struct Load {
 #[derive(Debug, Default)]
 pub struct Outcome {
     pub n_asked: usize,
-    /// What every failed request says of itself.
-    pub failed: Vec<String>,
+    /// Requests that ended with an error of the API, by its code.
+    pub refused: BTreeMap<String, usize>,
+    /// Connections to routers that broke in the middle of an answer.
+    pub n_cut: usize,
+    /// What every request says of itself that ended in another way, or with other tokens.
+    pub broken: Vec<String>,
     /// Longest wait of a client between two events.
     pub longest_gap: Duration,
+}
+
+/// Why a request did not end well.
+enum Failure {
+    /// The API's error, by its code.
+    Refused(String),
+    /// The router's connection broke.
+    Cut,
+    Broken(String),
 }
 
 impl Load {
@@ -117,29 +136,61 @@ impl Load {
 }
 
 /// Asks one, and tells its longest wait or what is wrong with it.
-async fn one(routers: &[String], index: usize, expected: &[Said]) -> Result<Duration, String> {
+async fn one(routers: &[String], index: usize, expected: &[Said]) -> Result<Duration, Failure> {
     let prompt = index % expected.len();
-    let answer = ask(routers, index % routers.len(), &request(prompt as u64)).await;
-    let answer = answer.map_err(|error| format!("request {index}: {error:#}"))?;
-    match answer.said() {
-        Some(said) if *said == expected[prompt] => Ok(answer.longest_gap),
-        Some(said) => Err(format!("request {index}: {said:?} instead of {:?}", expected[prompt])),
-        None => Err(format!("request {index} ended with {:?}", answer.error)),
+    let broken = |what: String| Failure::Broken(format!("request {index}: {what}"));
+    let answer = match ask(routers, index % routers.len(), &request(prompt as u64)).await {
+        Ok(answer) => answer,
+        Err(error) if error.downcast_ref::<reqwest::Error>().is_some() => return Err(Failure::Cut),
+        Err(error) => return Err(code_of(&error).map_or_else(|| broken(format!("{error:#}")), Failure::Refused)),
+    };
+    match (answer.said(), &answer.error) {
+        (Some(said), _) if *said == expected[prompt] => Ok(answer.longest_gap),
+        (Some(said), _) => Err(broken(format!("{said:?} instead of {:?}", expected[prompt]))),
+        (None, Some(error)) if error["code"].is_string() => {
+            Err(Failure::Refused(error["code"].as_str().unwrap().to_owned()))
+        }
+        (None, error) => Err(broken(format!("it ended with {error:?}"))),
     }
 }
 
+/// The code of an answer that is an error of the API.
+fn code_of(error: &anyhow::Error) -> Option<String> {
+    let text = error.to_string();
+    let (_, body) = text.strip_prefix("status ")?.split_once(": ")?;
+    let body: Value = serde_json::from_str(body).ok()?;
+    body["error"]["code"].as_str().map(str::to_owned)
+}
+
 impl Outcome {
-    fn take(&mut self, ended: Result<Duration, String>) {
+    fn take(&mut self, ended: Result<Duration, Failure>) {
         match ended {
             Ok(gap) => self.longest_gap = self.longest_gap.max(gap),
-            Err(failure) => self.failed.push(failure),
+            Err(Failure::Refused(code)) => *self.refused.entry(code).or_default() += 1,
+            Err(Failure::Cut) => self.n_cut += 1,
+            Err(Failure::Broken(how)) => self.broken.push(how),
         }
     }
 
-    /// Prints what there was, and panics when a request failed.
+    /// How many ended with an error of the API.
+    pub fn n_refused(&self) -> usize {
+        self.refused.values().sum()
+    }
+
+    /// Prints what there was, and panics unless every request ended well, with an error of the API, or with its router.
+    pub fn assert_unbroken(&self, what: &str) {
+        let Self { n_asked, refused, n_cut, broken, longest_gap } = self;
+        eprintln!("{what}: {n_asked} streams, refused {refused:?}, {n_cut} cut, longest wait {longest_gap:?}");
+        assert!(broken.is_empty(), "{what}: {} of {n_asked} are broken, the first: {}", broken.len(), broken[0]);
+    }
+
+    /// Prints what there was, and panics when a request did not end well.
     pub fn assert_well(&self, what: &str) {
-        let Self { n_asked, failed, longest_gap } = self;
-        eprintln!("{what}: {n_asked} streams, {} failed, longest wait {longest_gap:?}", failed.len());
-        assert!(failed.is_empty(), "{what}: {} of {n_asked} failed, the first: {}", failed.len(), failed[0]);
+        self.assert_unbroken(what);
+        let Self { n_asked, refused, n_cut, .. } = self;
+        assert!(
+            refused.is_empty() && *n_cut == 0,
+            "{what}: of {n_asked} requests failed {refused:?}, and {n_cut} were cut"
+        );
     }
 }

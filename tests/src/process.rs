@@ -109,6 +109,15 @@ impl Process {
         std::fs::read_dir(Path::new("/proc").join(self.pid().to_string()).join("fd")).map_or(0, Iterator::count)
     }
 
+    /// Resident memory.
+    pub fn resident_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(Path::new("/proc").join(self.pid().to_string()).join("status"));
+        let status = status.unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+        kib.unwrap_or(0) * 1024
+    }
+
     /// Kills it as a crash would.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
