@@ -9,6 +9,9 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep_until};
 
+use toml::{Table, Value};
+
+use crate::etcd::free_port;
 use crate::seed::Random;
 
 /// Wait before TCP sends again what was lost for the first time; it doubles for each further loss.
@@ -75,6 +78,38 @@ impl Proxy {
     /// Breaks every connection.
     pub fn cut(&self) {
         self.cuts.send_modify(|n| *n += 1);
+    }
+}
+
+/// A worker's table that has others reach it through proxies.
+pub struct Behind {
+    pub table: Table,
+    /// To its service.
+    pub service: Proxy,
+    /// To where it hands prompts over.
+    pub transfer: Proxy,
+}
+
+impl Behind {
+    /// Starts both proxies.
+    pub async fn start() -> Self {
+        let (service, transfer) = (Proxy::start().await, Proxy::start().await);
+        // What is advertised must be known before the worker runs.
+        let listens = [format!("127.0.0.1:{}", free_port()), format!("127.0.0.1:{}", free_port())];
+        service.lead_to(&listens[0]);
+        transfer.lead_to(&listens[1]);
+        let text = |value: &str| Value::from(value.to_owned());
+        let moves = Table::from_iter([
+            ("ways".to_owned(), vec!["tcp"].into()),
+            ("listen".to_owned(), text(&listens[1])),
+            ("advertise".to_owned(), text(&transfer.address)),
+        ]);
+        let table = Table::from_iter([
+            ("listen".to_owned(), text(&listens[0])),
+            ("advertise".to_owned(), text(&service.address)),
+            ("transfer".to_owned(), moves.into()),
+        ]);
+        Self { table, service, transfer }
     }
 }
 

@@ -23,14 +23,12 @@ use serde_json::json;
 use tests::answer::Answer;
 use tests::client::{self, EventStream};
 use tests::cluster::{Cluster, Plan, START, SWIFT};
-use tests::etcd::free_port;
 use tests::load::{self, Load};
 use tests::metrics::Metrics;
-use tests::proxy::{Network, Proxy};
+use tests::proxy::{Behind, Network, Proxy};
 use tests::{seed, wait};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
-use toml::Table;
 
 /// Time between two requests: 20 streams a second.
 const EVERY: Duration = Duration::from_millis(50);
@@ -48,34 +46,6 @@ fn grace() -> Duration {
     Duration::from_secs(if seed::is_full() { 2 } else { 8 })
 }
 
-/// A worker's table that has others reach it through proxies.
-struct Behind {
-    table: Table,
-    /// To its service.
-    service: Proxy,
-    /// To where it hands prompts over.
-    transfer: Proxy,
-}
-
-impl Behind {
-    async fn proxies() -> Self {
-        let (service, transfer) = (Proxy::start().await, Proxy::start().await);
-        // What is advertised must be known before the worker runs.
-        let listens = [format!("127.0.0.1:{}", free_port()), format!("127.0.0.1:{}", free_port())];
-        service.lead_to(&listens[0]);
-        transfer.lead_to(&listens[1]);
-        let mut table = Table::new();
-        let mut moves = Table::new();
-        moves.insert("ways".to_owned(), vec!["tcp"].into());
-        moves.insert("listen".to_owned(), listens[1].clone().into());
-        moves.insert("advertise".to_owned(), transfer.address.clone().into());
-        table.insert("listen".to_owned(), listens[0].clone().into());
-        table.insert("advertise".to_owned(), service.address.clone().into());
-        table.insert("transfer".to_owned(), moves.into());
-        Self { table, service, transfer }
-    }
-}
-
 /// Two routers and two workers behind proxies.
 struct Setting {
     cluster: Cluster,
@@ -85,7 +55,7 @@ struct Setting {
 }
 
 async fn start() -> Setting {
-    let workers = vec![Behind::proxies().await, Behind::proxies().await];
+    let workers = vec![Behind::start().await, Behind::start().await];
     let etcd = Arc::new(Proxy::start().await);
     let each_worker = workers.iter().map(|worker| worker.table.clone()).collect();
     let ttl_ms = i64::try_from(LEASE.as_millis()).unwrap();
@@ -286,7 +256,7 @@ decode_base_ms = 10
 
 #[tokio::test(flavor = "multi_thread")]
 async fn prompts_whose_transfer_is_cut_off_are_computed_where_they_decode() {
-    let mut workers = [Behind::proxies().await, Behind::proxies().await];
+    let mut workers = [Behind::start().await, Behind::start().await];
     for (worker, role) in workers.iter_mut().zip(["decode", "prefill"]) {
         worker.table.insert("role".to_owned(), role.into());
     }

@@ -68,6 +68,16 @@ const FULL: &[(&str, &str, &[&str])] = &[
         "etcd away for a minute, killed, emptied and compacted, and schedulers killed, at 25 streams a second",
         &["-p", "tests", "--test", "outages"],
     ),
+    (
+        "netfaults",
+        "workers cut off for half a minute, half a second of delay, and 30 % loss, at 20 streams a second",
+        &["-p", "tests", "--test", "netfaults"],
+    ),
+    (
+        "soak",
+        "half an hour at 80 % load with a random fault a minute; SOAK_S sets another duration, SEED repeats the faults",
+        &["-p", "tests", "--test", "soak"],
+    ),
     ("files", "random damage to model files is refused, never a panic", &["-p", "models"]),
 ];
 
