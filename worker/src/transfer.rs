@@ -45,6 +45,7 @@ use tokio::sync::watch;
 pub use config::TransferConfig;
 pub use frame::{Header, Kind};
 pub use receive::{Received, Unwanted};
+pub use send::WORKING_INTERVAL;
 pub(crate) use share::Share;
 
 /// How blocks are moved.

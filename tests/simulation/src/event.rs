@@ -86,8 +86,10 @@ pub(crate) enum ToWorker {
     PeerLost { peer: usize },
     /// Others fill a hold's blocks no more: so many tokens are there.
     Filled { life: u32, key: SequenceKey, n_tokens: usize },
-    /// A prompt should have come by now.
-    FetchLate { fetch: u64 },
+    /// A prompt may have been waited for too long.
+    FetchDue { fetch: u64 },
+    /// Time to tell whoever ordered a prompt that it is being computed.
+    Working { ticket: u64 },
     /// Nobody acknowledged a prompt that was computed for others.
     LeaseOver { ticket: u64 },
     /// Time to look whether anything is due.
@@ -124,6 +126,8 @@ pub(crate) enum PeerMessage {
     Ack { fetch: u64 },
     /// Whoever ordered has gone.
     Close { fetch: u64 },
+    /// Nothing is ready to be sent.
+    Working { fetch: u64 },
     /// All was sent.
     Done { fetch: u64 },
     /// It will get no further.

@@ -36,6 +36,8 @@ pub struct Links {
     pub n_layers: u32,
     /// Longest time from an order to its last block; then the rest is computed by whoever ordered.
     pub deadline: Duration,
+    /// Longest silence of who computes; then the rest is computed by whoever ordered.
+    pub silence: Duration,
     /// Longest time that computed blocks are kept without an acknowledgement.
     pub lease: Duration,
     /// Longest time until a worker that cannot be reached is given up.
@@ -50,6 +52,7 @@ impl Default for Links {
             tokens_per_s: 350_000.0,
             n_layers: 28,
             deadline: Duration::from_millis(usual.deadline_ms),
+            silence: Duration::from_millis(usual.silence_ms),
             lease: Duration::from_millis(usual.lease_ms),
             pairing: Duration::from_millis(usual.pairing_timeout_ms),
         }

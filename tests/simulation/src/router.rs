@@ -199,7 +199,10 @@ impl Router {
         let mut lost: Vec<RequestIdx> = self.flights.into_keys().collect();
         lost.extend(self.resuming.into_requests().chain(std::iter::from_fn(|| self.waiting.pop())));
         lost.sort_unstable();
-        lost.into_iter().for_each(|request| book.end(request, network.now, End::Badly));
+        for request in lost {
+            book.of(request).refusal = Some("router_lost");
+            book.end(request, network.now, End::Badly);
+        }
         network.ledger(self.index, LedgerEvent::RouterGone(self.incarnation));
         network.waiting(self.index, BTreeSet::new());
     }

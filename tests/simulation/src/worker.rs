@@ -223,7 +223,8 @@ impl Worker {
             ToWorker::Blocks(_) | ToWorker::Wake => {}
             ToWorker::PeerLost { peer } => self.lose_peer(peer, network),
             ToWorker::Filled { life, key, n_tokens } if life == self.life => drop(self.engine.let_go(key, n_tokens)),
-            ToWorker::FetchLate { fetch } => self.close_fetch(fetch, network),
+            ToWorker::FetchDue { fetch } => self.fetch_due(fetch, network),
+            ToWorker::Working { ticket } => self.tell_working(ticket, network),
             ToWorker::LeaseOver { ticket } => self.close_lent(ticket, network),
             ToWorker::Drain { grace } => self.drain(grace, network),
             ToWorker::HandOver { life } if life == self.life => self.hand_over(network),

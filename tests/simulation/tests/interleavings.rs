@@ -75,6 +75,7 @@ fn case(seed: u64) -> (Prepared, Options) {
         tokens_per_s: 500.0 * 400_f64.powf(draw.between(0.0, 1.0)),
         n_layers: 4,
         deadline: Duration::from_millis(100 + draw.below(2_000)),
+        silence: Duration::from_millis(100 + draw.below(1_500)),
         lease: Duration::from_millis(20 + draw.below(500)),
         pairing: Duration::from_millis(100),
     };
@@ -167,7 +168,7 @@ impl Reached {
         for (what, n) in each {
             assert!(n as u64 * 20 >= n_cases, "{n_cases} cases reached only {n} {what}: {self:?}");
         }
-        assert!(self.n_failed * 10 < self.n_requests, "most requests are served: {self:?}");
+        assert!(self.n_failed * 5 < self.n_requests, "most requests are served: {self:?}");
     }
 }
 

@@ -30,7 +30,7 @@ const PULL_FRAME_BYTES: usize = 4 << 20;
 pub(super) const RING_FRAME_BYTES: usize = 512 << 10;
 
 /// Longest silence towards the peer.
-const WORKING_INTERVAL: Duration = Duration::from_millis(500);
+pub const WORKING_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Why not all was sent.
 #[derive(Debug, Error)]

@@ -9,11 +9,15 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use bench::serve::{TRACE_BLOCK_TOKENS, TraceEntry, read_trace};
+use contract::view::Role;
 use indicatif::{ProgressBar, ProgressStyle};
 use router::route::RoutePolicy;
 use router::route::policy;
+use scheduler::state::roles::RoleSettings;
 use simulation::compare::{compare, n_runs, run_all};
-use simulation::{Delays, Goals, Options, Prepared, Report, Request, Synthetic, Waiting, Workload, page, rivals};
+use simulation::{
+    Delays, Goals, Links, Options, Prepared, Report, Request, Roles, Synthetic, Waiting, Workload, page, rivals,
+};
 use worker::sim::Profile;
 
 use crate::command::destination::{self, Destination, report};
@@ -28,6 +32,7 @@ Examples:
   tessera simulate --profile ascend-910b --rate 20            On another device; a file of the same form does as well
   tessera simulate --policy least_loaded --html plot.html     With another policy, with plots
   tessera simulate --routers 8 --workers 64 --rate 60         Eight routers that know of each other's placements late
+  tessera simulate --roles 2:6 --rate 20                      Two workers compute prompts, six go on with them
   tessera simulate --faults --seed 7                          Workers crash, links break: what must hold is checked
   tessera simulate --compare --trace a.jsonl --trace b.jsonl --speed 1,1.25,1.5 --seeds 5
                                                               The default policy against others
@@ -54,6 +59,9 @@ pub(crate) struct Args {
     /// Routers
     #[arg(long, value_name = "N", default_value_t = 1)]
     routers: usize,
+    /// What workers do: mixed, auto, or how many compute prompts and how many go on with them, such as 2:6
+    #[arg(long, value_name = "mixed|auto|P:D", default_value = "mixed", value_parser = roles_by_name)]
+    roles: RolesArg,
     /// How requests are placed: a router's policy, or sglang, block_count or least_predicted for comparison
     #[arg(long, value_name = "NAME", default_value = policy::DEFAULT, value_parser = policy_by_name)]
     policy: Policy,
@@ -109,9 +117,20 @@ struct NetworkArgs {
     /// Predicted work of an engine from which on requests wait at the router; 0 sends them at once
     #[arg(long, value_name = "MS", value_parser = not_negative)]
     dispatch_ahead_ms: Option<f64>,
+    /// Tokens whose keys and values a worker sends to others in a second
+    #[arg(long, value_name = "N", default_value_t = Links::default().tokens_per_s, value_parser = positive)]
+    link_tokens_per_s: f64,
     /// How far short prefills go before long ones among those that wait; 0 is first come, first served
     #[arg(long, value_name = "FACTOR", value_parser = not_negative)]
     slack: Option<f64>,
+}
+
+/// What workers do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum RolesArg {
+    Mixed,
+    Auto,
+    Counts { n_prefill: usize, n_decode: usize },
 }
 
 /// A policy by its name.
@@ -213,7 +232,9 @@ impl Drop for Over<'_> {
 
 impl Args {
     fn options(&self) -> Options {
-        let NetworkArgs { view_delay_ms, kv_delay_ms, ledger_delay_ms, dispatch_ahead_ms, slack } = self.network;
+        let NetworkArgs { view_delay_ms, kv_delay_ms, ledger_delay_ms, dispatch_ahead_ms, link_tokens_per_s, slack } =
+            self.network;
+        let goals = Goals { ttft_s: self.goal_ttft_s, tpot_s: self.goal_tpot_s };
         let mut options = Options {
             n_workers: self.workers,
             n_routers: self.routers,
@@ -227,7 +248,9 @@ impl Args {
                 ledger_ms_max: ledger_delay_ms,
                 ..Delays::default()
             },
-            goals: Goals { ttft_s: self.goal_ttft_s, tpot_s: self.goal_tpot_s },
+            roles: self.roles.roles(&goals),
+            links: Links { tokens_per_s: link_tokens_per_s, ..Links::default() },
+            goals,
             faults: self.faults,
             ..Options::default()
         };
@@ -250,6 +273,24 @@ impl Args {
             return Ok(vec![Workload::synthetic(&load, self.seed)]);
         }
         self.trace.iter().map(|path| read(path, n_max.unwrap_or(usize::MAX))).collect()
+    }
+}
+
+impl RolesArg {
+    fn roles(self, goals: &Goals) -> Roles {
+        match self {
+            Self::Mixed => Roles::Mixed,
+            Self::Auto => Roles::Auto(RoleSettings {
+                auto: true,
+                decode_ms_goal: goals.tpot_s * 1e3,
+                first_token_ms_goal: goals.ttft_s * 1e3,
+                ..RoleSettings::default()
+            }),
+            Self::Counts { n_prefill, n_decode } => {
+                let of = |role, n| std::iter::repeat_n(role, n);
+                Roles::Fixed(of(Role::Prefill, n_prefill).chain(of(Role::Decode, n_decode)).collect())
+            }
+        }
     }
 }
 
@@ -277,6 +318,19 @@ fn policy_by_name(name: &str) -> Result<Policy> {
     Ok(Policy(found))
 }
 
+fn roles_by_name(text: &str) -> Result<RolesArg> {
+    let wrong = || anyhow!("give mixed, auto or two numbers such as 2:6");
+    Ok(match text {
+        "mixed" => RolesArg::Mixed,
+        "auto" => RolesArg::Auto,
+        counts => {
+            let (n_prefill, n_decode) = counts.split_once(':').ok_or_else(wrong)?;
+            let number = |text: &str| text.parse::<u16>().ok().filter(|&n| n > 0).map(usize::from).ok_or_else(wrong);
+            RolesArg::Counts { n_prefill: number(n_prefill)?, n_decode: number(n_decode)? }
+        }
+    })
+}
+
 fn positive(text: &str) -> Result<f64> {
     text.parse().ok().filter(|value: &f64| *value > 0.0 && value.is_finite()).context("give a number above 0")
 }
@@ -297,6 +351,17 @@ mod tests {
         let n_done = AtomicUsize::new(0);
         let run = || shown("runs", 1, &n_done, || panic!("as a defect would"));
         assert!(catch_unwind(AssertUnwindSafe(run)).is_err());
+    }
+
+    #[test]
+    fn roles_are_words_or_a_number_of_each() {
+        assert_eq!(parse::<Args>(&[]).unwrap().roles, RolesArg::Mixed);
+        assert_eq!(parse::<Args>(&["--roles", "auto"]).unwrap().roles, RolesArg::Auto);
+        let args = parse::<Args>(&["--roles", "2:6"]).unwrap();
+        assert_eq!(args.roles, RolesArg::Counts { n_prefill: 2, n_decode: 6 });
+        assert!(["2:0", "2", "some", ":"].iter().all(|roles| parse::<Args>(&["--roles", roles]).is_err()));
+        let error = run(&parse::<Args>(&["--roles", "2:5", "--requests", "3"]).unwrap()).unwrap_err().to_string();
+        assert_eq!(error, "roles is 7; give one for each worker");
     }
 
     #[test]

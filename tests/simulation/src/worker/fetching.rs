@@ -30,6 +30,10 @@ pub(super) struct Fetch {
     request: RequestIdx,
     hold: Hold,
     received: Received,
+    /// It is given up then.
+    until: Duration,
+    /// When anything of it was heard last.
+    heard: Duration,
 }
 
 /// How the reading of a prompt ended.
@@ -61,11 +65,11 @@ impl Worker {
         let frame = header(wanted.id, wanted.attempt, engine.incarnation, n_first);
         let end = order.n_tokens().div_ceil(self.block_size as u32).max(order.first_block);
         let received = Received::new(&frame, end, 1);
-        self.fetches.insert(fetch, Fetch { peer, request, hold, received });
         let message = PeerMessage::Order { fetch, order: Box::new(order), engine };
         let is_reached = network.tell_peer(self.index, peer, message);
-        let patience = if is_reached { self.links.deadline } else { self.links.pairing };
-        network.after(patience, Event::Worker(self.index, ToWorker::FetchLate { fetch }));
+        let until = network.now + if is_reached { self.links.deadline } else { self.links.pairing };
+        self.fetches.insert(fetch, Fetch { peer, request, hold, received, until, heard: network.now });
+        self.fetch_due(fetch, network);
     }
 
     /// Reads blocks from the pool that they were computed in; none when the connection to it is gone.
@@ -83,6 +87,7 @@ impl Worker {
             self.close_fetch(blocks.fetch, network);
             return self.go_on(network);
         };
+        fetch.heard = network.now;
         if fetch.received.check(&blocks.header).is_err() {
             self.tally.n_frames_dropped += 1;
             return Ok(());
@@ -111,6 +116,23 @@ impl Worker {
         let Some(it) = self.fetches.get(&fetch) else { return };
         network.tell_peer(self.index, it.peer, PeerMessage::Ack { fetch });
         self.end_fetch(fetch, Ended::Broken, network);
+    }
+
+    /// Gives up a prompt that is late or of which nothing is heard, or looks again when it may be.
+    pub(super) fn fetch_due(&mut self, fetch: u64, network: &mut Network) {
+        let Some(it) = self.fetches.get(&fetch) else { return };
+        let due = it.until.min(it.heard + self.links.silence);
+        if due <= network.now {
+            return self.close_fetch(fetch, network);
+        }
+        network.at(due, Event::Worker(self.index, ToWorker::FetchDue { fetch }));
+    }
+
+    /// Whoever computes a prompt lives.
+    pub(super) fn hear_of_fetch(&mut self, fetch: u64, now: Duration) {
+        if let Some(it) = self.fetches.get_mut(&fetch) {
+            it.heard = now;
+        }
     }
 
     /// Gives a prompt up; what is there is used.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use contract::error::RequestError;
 use contract::ids::{EngineId, RequestId};
-use worker::transfer::{Follower, Header, Order, Progress};
+use worker::transfer::{Follower, Header, Order, Progress, WORKING_INTERVAL};
 
 use super::fetching::header;
 use super::{Worker, leaving};
@@ -44,6 +44,7 @@ impl Worker {
                     self.end_lent(ticket);
                 }
             }
+            PeerMessage::Working { fetch } => self.hear_of_fetch(fetch, network.now),
             PeerMessage::Done { fetch } => self.fetch_done(fetch, network),
             PeerMessage::Failed { fetch } => self.fetch_failed(fetch, network),
             PeerMessage::Closed { fetch } => self.close_fetch(fetch, network),
@@ -107,8 +108,17 @@ impl Worker {
         // Whoever ordered gives up then; the engine does so as well, at the next event.
         network.at(until, Event::Worker(self.index, ToWorker::Wake));
         network.at(until + self.links.lease, Event::Worker(self.index, ToWorker::LeaseOver { ticket }));
+        network.after(WORKING_INTERVAL, Event::Worker(self.index, ToWorker::Working { ticket }));
         self.change(network);
         Ok(())
+    }
+
+    /// Lets whoever ordered know that this worker lives.
+    pub(super) fn tell_working(&self, ticket: u64, network: &mut Network) {
+        if let Some(lent) = self.lent.get(&ticket).filter(|lent| !lent.is_told) {
+            network.tell_peer(self.index, lent.peer, PeerMessage::Working { fetch: lent.fetch });
+            network.after(WORKING_INTERVAL, Event::Worker(self.index, ToWorker::Working { ticket }));
+        }
     }
 
     /// Sends what was cached, or is told for another reason than a step.
