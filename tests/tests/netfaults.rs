@@ -199,7 +199,9 @@ async fn a_lossy_network_breaks_no_stream() {
     outcome.assert_unbroken("30 % loss");
     // Silence after silence, until no attempt is left.
     assert!(outcome.longest_gap < 3 * KV_SILENCE + grace(), "{:?}", outcome.longest_gap);
-    assert!(outcome.n_refused() * 4 <= outcome.n_asked, "{:?}", outcome.refused);
+    // Every worker may be lost at once.
+    assert!(outcome.refused.keys().all(|code| ["no_worker", "worker_lost"].contains(&code.as_str())), "{outcome:?}");
+    assert!(outcome.n_refused() * 2 <= outcome.n_asked, "{outcome:?}");
     setting.has_recovered().await;
 }
 
