@@ -77,8 +77,8 @@ pub struct Outcome {
     pub n_asked: usize,
     /// Requests that ended with an error of the API, by its code.
     pub refused: BTreeMap<String, usize>,
-    /// Connections to routers that broke in the middle of an answer.
-    pub n_cut: usize,
+    /// What clients say whose connection to a router broke before the answer's end.
+    pub cut: Vec<String>,
     /// What every request says of itself that ended in another way, or with other tokens.
     pub broken: Vec<String>,
     /// Longest wait of a client between two events.
@@ -90,7 +90,7 @@ enum Failure {
     /// The API's error, by its code.
     Refused(String),
     /// The router's connection broke.
-    Cut,
+    Cut(String),
     Broken(String),
 }
 
@@ -141,7 +141,9 @@ async fn one(routers: &[String], index: usize, expected: &[Said]) -> Result<Dura
     let broken = |what: String| Failure::Broken(format!("request {index}: {what}"));
     let answer = match ask(routers, index % routers.len(), &request(prompt as u64)).await {
         Ok(answer) => answer,
-        Err(error) if error.downcast_ref::<reqwest::Error>().is_some() => return Err(Failure::Cut),
+        Err(error) if error.downcast_ref::<reqwest::Error>().is_some() => {
+            return Err(Failure::Cut(format!("request {index}: {error:#}")));
+        }
         Err(error) => return Err(code_of(&error).map_or_else(|| broken(format!("{error:#}")), Failure::Refused)),
     };
     match (answer.said(), &answer.error) {
@@ -167,7 +169,7 @@ impl Outcome {
         match ended {
             Ok(gap) => self.longest_gap = self.longest_gap.max(gap),
             Err(Failure::Refused(code)) => *self.refused.entry(code).or_default() += 1,
-            Err(Failure::Cut) => self.n_cut += 1,
+            Err(Failure::Cut(how)) => self.cut.push(how),
             Err(Failure::Broken(how)) => self.broken.push(how),
         }
     }
@@ -179,18 +181,16 @@ impl Outcome {
 
     /// Prints what there was, and panics unless every request ended well, with an error of the API, or with its router.
     pub fn assert_unbroken(&self, what: &str) {
-        let Self { n_asked, refused, n_cut, broken, longest_gap } = self;
-        eprintln!("{what}: {n_asked} streams, refused {refused:?}, {n_cut} cut, longest wait {longest_gap:?}");
+        let Self { n_asked, refused, cut, broken, longest_gap } = self;
+        eprintln!("{what}: {n_asked} streams, refused {refused:?}, {} cut, longest wait {longest_gap:?}", cut.len());
         assert!(broken.is_empty(), "{what}: {} of {n_asked} are broken, the first: {}", broken.len(), broken[0]);
     }
 
     /// Prints what there was, and panics when a request did not end well.
     pub fn assert_well(&self, what: &str) {
         self.assert_unbroken(what);
-        let Self { n_asked, refused, n_cut, .. } = self;
-        assert!(
-            refused.is_empty() && *n_cut == 0,
-            "{what}: of {n_asked} requests failed {refused:?}, and {n_cut} were cut"
-        );
+        let Self { n_asked, refused, cut, .. } = self;
+        assert!(refused.is_empty(), "{what}: of {n_asked} requests failed {refused:?}");
+        assert!(cut.is_empty(), "{what}: of {n_asked} requests {} were cut, the first: {}", cut.len(), cut[0]);
     }
 }
