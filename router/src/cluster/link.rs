@@ -137,18 +137,15 @@ async fn link(
     cluster.publish(&linked.engines);
     tracing::info!(worker = %peer.worker, address = %peer.address, n_engines = linked.engines.len(), "worker is ready");
     loop {
-        let silence_ms = cluster.settings.kv_silence_ms_max;
         let frame = tokio::select! {
-            frame = within(silence_ms, frames.message()) => match frame {
-                Ok(frame) => frame?.ok_or(Lost::Ended)?,
-                Err(silent) => {
-                    // It may hang: its calls go on elsewhere.
-                    driven.abort();
-                    return Err(silent);
-                }
-            },
+            frame = next(&mut frames, cluster.settings.kv_silence_ms_max) => frame,
             _ = &mut driven => return Err(Lost::Ended),
         };
+        if let Err(Lost::Silent(_)) = frame {
+            // It may hang: its calls go on elsewhere.
+            driven.abort();
+        }
+        let frame = frame?;
         if let Err(resync) = take(cluster, &linked.engines, frame)? {
             tracing::debug!(worker = %peer.worker, reason = resync.name(), "asks for a snapshot of cached blocks");
             cluster.metrics.resync(resync.name());
@@ -194,6 +191,19 @@ async fn watch(
     let request = WatchKvRequest { identity: Some(identity.into()) };
     let timeout_ms = cluster.settings.handshake_timeout_ms;
     Ok(within(timeout_ms, client.clone().watch_kv(request)).await??.into_inner())
+}
+
+/// Waits for the next frame.
+///
+/// Silence is counted in thirds: a router that stood still itself finds one of them over when it goes on, and then hears
+/// what came meanwhile.
+async fn next(frames: &mut Streaming<KvFrame>, silence_ms: u64) -> Result<KvFrame, Lost> {
+    for _ in 0..3 {
+        if let Ok(frame) = within(silence_ms.div_ceil(3), frames.message()).await {
+            return frame?.ok_or(Lost::Ended);
+        }
+    }
+    Err(Lost::Silent(silence_ms))
 }
 
 /// Takes a frame; the inner result says whether the directory can go on.
