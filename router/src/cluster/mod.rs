@@ -332,7 +332,7 @@ impl Cluster {
         let engines: HashMap<EngineId, EngineView> =
             view.engines.into_iter().map(|engine| (engine.engine.clone(), engine)).collect();
         let ready = self.ready.load();
-        let role = |engine: &Arc<Engine>| target(engine, &engines, &Backlog::new()).role;
+        let role = |engine: &Arc<Engine>| role(engine, engines.get(&engine.id));
         let is_taken = ready.iter().any(|engine| role(engine) != Role::Prefill);
         for engine in ready.iter() {
             engine.hands_over.store(is_taken && role(engine) == Role::Prefill, Ordering::Relaxed);
@@ -344,15 +344,19 @@ impl Cluster {
 
 fn target<'a>(engine: &'a Engine, view: &'a HashMap<EngineId, EngineView>, backlog: &Backlog) -> Target<'a> {
     let viewed = view.get(&engine.id);
-    // Whoever nobody can fetch from serves requests itself.
-    let role = viewed.map(|view| view.role).filter(|_| !engine.transfer_address.is_empty());
     Target {
         engine: &engine.id,
         occupancy: viewed.and_then(|view| view.occupancy.as_ref()),
         draining: viewed.is_some_and(|view| view.draining) || engine.draining.load(Ordering::Relaxed),
-        role: role.unwrap_or_default(),
+        role: role(engine, viewed),
         backlog_ms: backlog.get(&engine.id).copied().unwrap_or(0.0),
     }
+}
+
+/// The role that the scheduler gave an engine; whoever nobody can fetch from serves requests itself.
+fn role(engine: &Engine, viewed: Option<&EngineView>) -> Role {
+    let is_reachable = !engine.transfer_address.is_empty();
+    viewed.map(|view| view.role).filter(|_| is_reachable).unwrap_or_default()
 }
 
 /// A prompt's first block stands for its session: what goes on begins alike.

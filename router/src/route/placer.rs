@@ -315,11 +315,9 @@ impl Placer {
         // Where all compute prompts for others, there are no others.
         let takes_requests = |target: &&Target<'_>| target.role != Role::Prefill;
         let is_any = usable().any(|target| takes_requests(&target));
-        let mut candidates = self.candidates(usable().filter(|target| !is_any || takes_requests(target)), prompt, now);
-        let prefills = usable().filter(|target| is_any && !takes_requests(target));
-        let n_takers = candidates.len();
-        candidates.extend(self.candidates(prefills, prompt, now));
-        let (candidates, prefills) = candidates.split_at(n_takers);
+        let (takers, prefills): (Vec<_>, Vec<_>) = usable().partition(|target| !is_any || takes_requests(target));
+        let candidates = self.candidates(takers.iter().chain(&prefills).copied(), prompt, now);
+        let (candidates, prefills) = candidates.split_at(takers.len());
         if candidates.is_empty() {
             return None;
         }
@@ -340,13 +338,14 @@ impl Placer {
             n_requests: candidate.n_requests(),
             prediction,
         };
-        let split = split::choose(&situation, &candidates[chosen], prefills);
-        let takers = candidates.iter().map(|candidate| considered(candidate, situation.predict(candidate)));
-        let pair = |prefill| considered(prefill, split::predict_pair(&situation, &candidates[chosen], prefill));
+        let pairs = split::predict_pairs(&situation, &candidates[chosen], prefills);
+        let split = split::choose(&situation, &candidates[chosen], prefills, &pairs);
+        let alone = candidates.iter().map(|candidate| considered(candidate, situation.predict(candidate)));
+        let in_pairs = prefills.iter().zip(pairs).map(|(prefill, pair)| considered(prefill, pair));
         Some(Decision {
-            considered: takers.chain(prefills.iter().map(pair)).collect(),
+            considered: alone.chain(in_pairs).collect(),
             chosen,
-            prefill: split.map(|(index, _)| n_takers + index),
+            prefill: split.map(|index| candidates.len() + index),
             reason,
         })
     }

@@ -9,8 +9,8 @@ const HAND_OVER_MS: f64 = 2.0;
 /// time.
 const STALL_PRICE: f64 = 0.1;
 
-/// Chooses who computes a prompt for `decode`, of candidates that compute for others: the one that is done soonest, if
-/// that serves all better than computing it on `decode`. Yields its index and what is expected of the pair.
+/// Chooses who computes a prompt for `decode`, of candidates that compute for others and what is expected of each pair:
+/// the one that is done soonest, if that serves all better than computing it on `decode`. Yields its index.
 ///
 /// A prompt that is computed beside requests that decode holds up each of them, so that a pair may take longer than the
 /// engine alone and still be better.
@@ -18,19 +18,27 @@ pub(super) fn choose(
     situation: &Situation<'_>,
     decode: &Candidate<'_>,
     prefills: &[Candidate<'_>],
-) -> Option<(usize, Prediction)> {
+    pairs: &[Prediction],
+) -> Option<usize> {
     let alone = situation.predict(decode);
     let alone_ms = alone.first_token_ms + STALL_PRICE * alone.prefill_ms * f64::from(decode.load.n_decoding);
-    let pairs = prefills.iter().enumerate().filter(|(_, prefill)| has_room(situation, prefill));
-    let pairs = pairs.map(|(index, prefill)| (index, predict_pair(situation, decode, prefill)));
-    let soonest = pairs.min_by(|(_, one), (_, two)| one.first_token_ms.total_cmp(&two.first_token_ms));
-    soonest.filter(|(_, pair)| pair.first_token_ms < alone_ms)
+    let with_room = (0..prefills.len()).filter(|&index| has_room(situation, &prefills[index]));
+    let soonest = with_room.min_by(|&one, &two| pairs[one].first_token_ms.total_cmp(&pairs[two].first_token_ms));
+    soonest.filter(|&index| pairs[index].first_token_ms < alone_ms)
 }
 
-/// What is expected where `prefill` computes the prompt for `decode`.
-pub(super) fn predict_pair(situation: &Situation<'_>, decode: &Candidate<'_>, prefill: &Candidate<'_>) -> Prediction {
-    let (computed, decode_ms) = (situation.predict(prefill), situation.predict(decode).decode_ms);
-    Prediction { first_token_ms: computed.first_token_ms + HAND_OVER_MS + decode_ms, decode_ms, ..computed }
+/// What is expected where each of `prefills` computes the prompt for `decode`.
+pub(super) fn predict_pairs(
+    situation: &Situation<'_>,
+    decode: &Candidate<'_>,
+    prefills: &[Candidate<'_>],
+) -> Vec<Prediction> {
+    let decode_ms = situation.predict(decode).decode_ms;
+    let pair = |prefill| {
+        let computed = situation.predict(prefill);
+        Prediction { first_token_ms: computed.first_token_ms + HAND_OVER_MS + decode_ms, decode_ms, ..computed }
+    };
+    prefills.iter().map(pair).collect()
 }
 
 fn has_room(situation: &Situation<'_>, prefill: &Candidate<'_>) -> bool {
@@ -85,7 +93,7 @@ mod tests {
                 turn: 0,
                 random: 0,
             };
-            choose(&situation, &decode, prefills).map(|(index, _)| index)
+            choose(&situation, &decode, prefills, &predict_pairs(&situation, &decode, prefills))
         };
         assert_eq!(index(of(0.0, 0, 0), &[of(0.0, 0, 0)]), None, "an idle engine needs nobody");
         assert_eq!(index(of(0.0, 8, 0), &[of(0.0, 0, 0)]), Some(0), "eight would wait for it");
