@@ -50,7 +50,7 @@ struct Live {
     attempt: u32,
     writer: Writer,
     /// What its prompt is fetched for; gone once it is being fetched.
-    split: Option<Arc<GenerateRequest>>,
+    split: Option<GenerateRequest>,
     /// Dropping it ends the fetching of its prompt.
     fetching: Option<oneshot::Sender<()>>,
 }
@@ -126,7 +126,7 @@ impl EngineLoop {
                 Event::Submit(submission) => self.submit(*submission),
                 Event::Abort { id, ticket } => self.abort(id, ticket),
                 Event::Lend(lend) => self.lend(*lend),
-                Event::EndLending { ticket } => self.lendings.end(ticket, &mut self.engine),
+                Event::EndLending(request) => self.lendings.end(request, &mut self.engine),
                 Event::Filled { key, n_tokens } => drop(self.engine.let_go(key, n_tokens)),
                 Event::WatchKv(reply) => {
                     // Who asked may have gone.
@@ -155,7 +155,7 @@ impl EngineLoop {
         if self.fetch.is_none() || request.prefill_on.as_ref().is_some_and(|peer| peer.engine == self.id) {
             request.prefill_on = None;
         }
-        let split = request.prefill_on.is_some().then(|| Arc::new(request.clone()));
+        let split = request.prefill_on.is_some().then(|| request.clone());
         // A later attempt replaces one whose end has not been noticed yet.
         if let Some(earlier) = self.live.get(&id).filter(|live| live.attempt < attempt) {
             let ticket = earlier.ticket;
@@ -175,14 +175,14 @@ impl EngineLoop {
 
     /// Queues a prompt for another worker.
     fn lend(&mut self, lend: LendRequest) {
-        let LendRequest { ticket, request, progress } = lend;
+        let LendRequest { request, progress } = lend;
         let id = request.id;
         let queued = match &self.draining {
             Some(error) => Err(error.clone()),
             None => self.engine.submit_prefill(request, self.now()),
         };
         match queued {
-            Ok(key) => self.lendings.begin(ticket, id, key, progress),
+            Ok(key) => self.lendings.begin(id, key, progress),
             Err(error) => progress.send_modify(|progress| progress.failed = Some(error)),
         }
     }

@@ -32,10 +32,7 @@ pub(crate) enum Event {
     /// Another worker wants a prompt computed.
     Lend(Box<LendRequest>),
     /// The reader of a prompt that is computed for others has gone.
-    EndLending {
-        /// Which.
-        ticket: u64,
-    },
+    EndLending(RequestId),
     /// Blocks are no longer filled from outside.
     Filled {
         /// Whose.
@@ -65,9 +62,7 @@ pub(crate) struct Submission {
 /// A prompt to be computed for another worker.
 #[derive(Debug)]
 pub(crate) struct LendRequest {
-    /// Tells it from others.
-    pub(crate) ticket: u64,
-    /// What to compute: its prompt, and nothing after it.
+    /// What to compute: its prompt, and nothing after it. Its id is its own.
     pub(crate) request: GenerateRequest,
     /// Shows how far it has come.
     pub(crate) progress: watch::Sender<Progress>,

@@ -5,6 +5,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use contract::ids::RequestId;
 use contract::request::GenerateRequest;
 use engine::{Hold, SequenceKey};
 use tokio::sync::{oneshot, watch};
@@ -23,13 +24,14 @@ pub(crate) struct Lending {
 #[derive(Debug)]
 pub(crate) struct LendingGuard {
     pub(crate) inbox: Inbox,
-    pub(crate) ticket: u64,
+    /// What the prompt is computed as.
+    pub(crate) request: RequestId,
 }
 
 impl Drop for LendingGuard {
     fn drop(&mut self) {
         // A closed inbox has ended everything.
-        let _ = self.inbox.push(Event::EndLending { ticket: self.ticket });
+        let _ = self.inbox.push(Event::EndLending(self.request));
     }
 }
 
@@ -37,7 +39,7 @@ impl Drop for LendingGuard {
 #[derive(Debug)]
 pub(crate) struct Filling {
     /// What the client asked for, with the worker that computes its prompt.
-    pub(crate) request: Arc<GenerateRequest>,
+    pub(crate) request: GenerateRequest,
     pub(crate) hold: Hold,
     /// Ends when nobody wants the request any more; its blocks are not to be written then.
     pub(crate) cancelled: oneshot::Receiver<()>,

@@ -160,7 +160,7 @@ pub(crate) struct Ticket {
 /// How far a prompt is.
 #[derive(Clone, Debug)]
 pub struct Progress {
-    /// Its blocks from the first on; grows as chunks are planned, and what is there stays.
+    /// Its blocks from the first on; none until the engine has room for all of them.
     pub table: Arc<[BlockId]>,
     /// For each layer, the tokens from the prompt's start whose keys and values are complete; never less than before.
     pub tokens_by_layer: Arc<[u32]>,

@@ -65,12 +65,8 @@ impl Engine {
                 // The executor hears of it with the next plan; one in flight may still name the old block.
                 sequence.table[i] = kept;
                 sequence.n_sent = sequence.n_sent.min(i);
-                if sequence.is_held {
-                    sequence.shadows.push(block);
-                    sequence.n_committed = i + 1;
-                    continue;
-                }
                 match self.in_flight.back_mut().filter(|_| sequence.n_in_flight > 0) {
+                    _ if sequence.is_held => sequence.shadows.push(block),
                     Some(last) => last.releases.push(block),
                     None => self.pool.release(block),
                 }

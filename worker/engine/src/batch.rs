@@ -229,13 +229,21 @@ impl Engine {
             self.start(idx, n_matched);
             self.sequences[idx].slot = Some(slot);
             if self.hold(idx) {
-                self.sequences[idx].state = State::Receiving;
                 continue;
             }
-            let place = self.running.partition_point(|&(other, _)| other < rank);
-            self.running.insert(place, (rank, idx));
+            let place = self.insert_running(idx);
             self.plan_sequence(draft, place, Phase::Prefill);
         }
+    }
+
+    /// Lets a request that has its slot and its first blocks run; yields its place among those that do.
+    pub(crate) fn insert_running(&mut self, idx: SequenceIdx) -> usize {
+        let sequence = &mut self.sequences[idx];
+        sequence.state = State::Running;
+        let rank = sequence.rank;
+        let place = self.running.partition_point(|&(other, _)| other < rank);
+        self.running.insert(place, (rank, idx));
+        place
     }
 
     /// Cached blocks at the start of a waiting request, if there is room for all the rest of its known tokens.
@@ -270,7 +278,6 @@ impl Engine {
             sequence.table.push(block);
         }
         let n_cached = n_matched * block_size;
-        sequence.state = State::Running;
         sequence.epoch = self.epoch;
         sequence.n_committed = n_matched;
         sequence.n_prefill = sequence.tokens.len();

@@ -85,14 +85,15 @@ impl Engine {
     /// `PromptTooLong` when prompt and earlier output leave no room in context or pool, `Overloaded` when the queue is full,
     /// `InvalidArgument` when the prompt is empty, nothing is left of `max_tokens` or a request with this id has not ended.
     pub fn submit(&mut self, request: GenerateRequest, now: Duration) -> Result<SequenceKey, RequestError> {
-        self.submit_as(request, None, now)
+        let purpose = if request.prefill_on.is_some() { Purpose::Receive } else { Purpose::Generate };
+        self.submit_as(request, purpose, now)
     }
 
-    /// Queues a request, for another purpose than its own if there is one.
+    /// Queues a request for a purpose.
     pub(crate) fn submit_as(
         &mut self,
         request: GenerateRequest,
-        purpose: Option<Purpose>,
+        purpose: Purpose,
         now: Duration,
     ) -> Result<SequenceKey, RequestError> {
         self.check_submission(&request)?;
@@ -101,7 +102,7 @@ impl Engine {
         let deadline = request.deadline.map(|left| now.saturating_add(left));
         let mut sequence = Sequence::new(request, key, self.config.length_max() as usize, self.config.model);
         sequence.deadline = deadline;
-        sequence.purpose = purpose.unwrap_or(sequence.purpose);
+        sequence.purpose = purpose;
         let (id, rank, n_tokens) = (sequence.id, sequence.rank, sequence.tokens.len());
         // Long prompts take their time here, not when a plan is being made that an executor waits for.
         sequence.hashes(&self.config.hash_key, self.config.block_size as usize, self.n_hashed(n_tokens));
@@ -295,16 +296,22 @@ impl Engine {
             self.free_slots.extend(sequence.slot.take());
             return;
         }
-        let (slot, table) = sequence.reset();
-        self.free_slots.extend(slot);
-        for block in table.into_iter().rev() {
-            self.pool.release(block);
-        }
+        self.return_blocks(idx);
+        let sequence = &mut self.sequences[idx];
         if sequence.state == State::Ended {
             self.sequences.remove(idx);
         } else {
             sequence.state = State::Waiting;
             self.waiting.push(sequence.rank, idx, sequence.tokens.len());
+        }
+    }
+
+    /// Takes slot and blocks from a request that neither plans nor others use.
+    pub(crate) fn return_blocks(&mut self, idx: SequenceIdx) {
+        let (slot, table) = self.sequences[idx].reset();
+        self.free_slots.extend(slot);
+        for block in table.into_iter().rev() {
+            self.pool.release(block);
         }
     }
 

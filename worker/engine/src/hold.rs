@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use contract::error::RequestError;
-use contract::ids::{BlockId, RequestId, SlotId, Token};
+use contract::ids::{BlockId, RequestId, SlotId};
 use contract::request::GenerateRequest;
 
 use crate::engine::Engine;
@@ -25,8 +25,8 @@ pub struct Hold {
     pub slot: SlotId,
     /// What others do with the blocks.
     pub usage: HoldUsage,
-    /// The tokens whose KV the blocks are for.
-    pub tokens: Vec<Token>,
+    /// Tokens whose KV the blocks are for.
+    pub n_tokens: usize,
     /// Tokens at the start whose KV is there already; whole blocks.
     pub n_cached: usize,
     /// Blocks from the first token on.
@@ -36,7 +36,7 @@ pub struct Hold {
 impl Hold {
     /// Tokens whose KV is there once others have filled `n_blocks` after the cached ones.
     pub fn n_filled(&self, n_blocks: usize, block_size: usize) -> usize {
-        (self.n_cached + n_blocks * block_size).min(self.tokens.len())
+        (self.n_cached + n_blocks * block_size).min(self.n_tokens)
     }
 }
 
@@ -57,7 +57,7 @@ impl Engine {
     /// # Errors
     /// As of [`Engine::submit`].
     pub fn submit_prefill(&mut self, request: GenerateRequest, now: Duration) -> Result<SequenceKey, RequestError> {
-        self.submit_as(request, Some(Purpose::Prefill), now)
+        self.submit_as(request, Purpose::Prefill, now)
     }
 
     /// Moves holds that began since the last call to `holds`.
@@ -75,7 +75,10 @@ impl Engine {
         sequence.is_held = false;
         match sequence.state {
             State::Receiving => self.receive(idx, n_filled),
-            State::Lent => self.retire_lent(idx),
+            State::Lent => {
+                self.return_blocks(idx);
+                self.sequences.remove(idx);
+            }
             // Nobody wants it any more.
             State::Running if sequence.purpose == Purpose::Prefill => {
                 self.end(idx);
@@ -119,11 +122,15 @@ impl Engine {
             request: sequence.id,
             slot: sequence.slot.expect("running requests hold a slot"),
             usage,
-            tokens: sequence.tokens[..n_held].to_vec(),
+            n_tokens: n_held,
             n_cached,
             table: sequence.table[..n_held.div_ceil(block_size)].to_vec(),
         });
-        usage == HoldUsage::Fill
+        let is_filled = usage == HoldUsage::Fill;
+        if is_filled {
+            sequence.state = State::Receiving;
+        }
+        is_filled
     }
 
     /// Lets a request run whose first `n_filled` tokens have KV.
@@ -131,20 +138,9 @@ impl Engine {
         let sequence = &mut self.sequences[idx];
         let n_filled = n_filled.clamp(sequence.n_computed, sequence.tokens.len() - 1);
         (sequence.n_planned, sequence.n_computed) = (n_filled, n_filled);
-        sequence.state = State::Running;
         // Should it lose its blocks, it computes all of it here.
         sequence.purpose = Purpose::Generate;
-        let rank = sequence.rank;
-        let place = self.running.partition_point(|&(other, _)| other < rank);
-        self.running.insert(place, (rank, idx));
+        self.insert_running(idx);
         self.commit_blocks(idx);
-    }
-
-    fn retire_lent(&mut self, idx: SequenceIdx) {
-        let (_, table) = self.sequences[idx].reset();
-        for block in table.into_iter().rev() {
-            self.pool.release(block);
-        }
-        self.sequences.remove(idx);
     }
 }

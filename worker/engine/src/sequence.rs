@@ -114,7 +114,7 @@ impl Sequence {
             attempt: request.attempt,
             deadline: None,
             state: State::Waiting,
-            purpose: if request.prefill_on.is_some() { Purpose::Receive } else { Purpose::Generate },
+            purpose: Purpose::Generate,
             is_held: false,
             shadows: Vec::new(),
             tokens,

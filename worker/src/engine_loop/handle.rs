@@ -129,10 +129,10 @@ impl EngineHandle {
     /// # Errors
     /// As of [`Self::submit`]; what the engine says later is in the progress.
     pub(crate) fn lend(&self, request: GenerateRequest) -> Result<Lending, RequestError> {
-        let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
+        let guard = LendingGuard { inbox: self.inbox.clone(), request: request.id };
         let (sender, progress) = Progress::channel(self.n_layers);
-        self.inbox.push(Event::Lend(Box::new(LendRequest { ticket, request, progress: sender })))?;
-        Ok(Lending { progress, guard: LendingGuard { inbox: self.inbox.clone(), ticket } })
+        self.inbox.push(Event::Lend(Box::new(LendRequest { request, progress: sender })))?;
+        Ok(Lending { progress, guard })
     }
 
     /// Asks for the prefix cache and the events after it.

@@ -15,47 +15,44 @@ use crate::transfer::Progress;
 /// Prompts that are computed for others, and what is read of them.
 #[derive(Debug, Default)]
 pub struct Lendings {
-    by_ticket: HashMap<u64, Lent>,
-    tickets: HashMap<RequestId, u64>,
-    slots: HashMap<SlotId, u64>,
+    by_id: HashMap<RequestId, Lent>,
+    slots: HashMap<SlotId, RequestId>,
     /// Reused from turn to turn.
     holds: Vec<Hold>,
 }
 
 #[derive(Debug)]
 struct Lent {
-    request: RequestId,
     key: SequenceKey,
+    /// Where plans name it, while they do.
     slot: Option<SlotId>,
-    has_hold: bool,
     progress: watch::Sender<Progress>,
 }
 
 impl Lendings {
-    /// A prompt was queued for others.
-    pub fn begin(&mut self, ticket: u64, request: RequestId, key: SequenceKey, progress: watch::Sender<Progress>) {
-        self.tickets.insert(request, ticket);
-        self.by_ticket.insert(ticket, Lent { request, key, slot: None, has_hold: false, progress });
+    /// A prompt was queued for others, under an id of its own.
+    pub fn begin(&mut self, request: RequestId, key: SequenceKey, progress: watch::Sender<Progress>) {
+        self.by_id.insert(request, Lent { key, slot: None, progress });
     }
 
     /// Its reader has gone.
-    pub fn end(&mut self, ticket: u64, engine: &mut Engine) {
-        let Some(lent) = self.by_ticket.remove(&ticket) else { return };
-        self.tickets.remove(&lent.request);
-        lent.slot.map(|slot| self.slots.remove(&slot));
-        if lent.has_hold {
-            engine.let_go(lent.key, 0);
-        } else {
-            engine.abort(lent.request);
+    pub fn end(&mut self, request: RequestId, engine: &mut Engine) {
+        let Some(lent) = self.by_id.remove(&request) else { return };
+        if let Some(slot) = lent.slot {
+            self.slots.remove(&slot);
+        }
+        // Before the engine has room for it there is nothing to let go.
+        if !engine.let_go(lent.key, 0) {
+            engine.abort(request);
         }
     }
 
     /// All of it is computed, or it failed: no plan names it any more. False when nobody reads it.
     pub fn over(&mut self, request: RequestId, error: Option<&RequestError>) -> bool {
-        let Some(lent) = self.tickets.remove(&request).and_then(|ticket| self.by_ticket.get_mut(&ticket)) else {
-            return false;
-        };
-        lent.slot.take().map(|slot| self.slots.remove(&slot));
+        let Some(lent) = self.by_id.get_mut(&request) else { return false };
+        if let Some(slot) = lent.slot.take() {
+            self.slots.remove(&slot);
+        }
         if let Some(error) = error {
             lent.progress.send_modify(|progress| progress.failed = Some(error.clone()));
         }
@@ -70,16 +67,10 @@ impl Lendings {
             match hold.usage {
                 HoldUsage::Fill => to_fill.push(hold),
                 HoldUsage::Read => {
-                    let ticket = self.tickets.get(&hold.request).copied();
-                    let Some((ticket, lent)) =
-                        ticket.and_then(|ticket| Some((ticket, self.by_ticket.get_mut(&ticket)?)))
-                    else {
-                        engine.let_go(hold.key, 0);
-                        continue;
-                    };
-                    lent.has_hold = true;
+                    // A reader that has gone since has let go.
+                    let Some(lent) = self.by_id.get_mut(&hold.request) else { continue };
                     lent.slot = Some(hold.slot);
-                    self.slots.insert(hold.slot, ticket);
+                    self.slots.insert(hold.slot, hold.request);
                     let n_cached = u32::try_from(hold.n_cached).unwrap_or(u32::MAX);
                     lent.progress.send_modify(|progress| {
                         progress.table = Arc::from(hold.table);
@@ -97,7 +88,7 @@ impl Lendings {
             return Vec::new();
         }
         let watched = |sequence: &contract::plan::SequencePlan| {
-            let lent = &self.by_ticket[self.slots.get(&sequence.slot)?];
+            let lent = &self.by_id[self.slots.get(&sequence.slot)?];
             let n_tokens = sequence.position + sequence.query.len() as u32;
             Some(Watched { progress: lent.progress.clone(), n_tokens })
         };

@@ -13,8 +13,10 @@ use crate::event::{Blocks, Event, PeerMessage, ToWorker};
 use crate::network::Network;
 use crate::options::Planted;
 
-/// Ids of what is computed for others begin here; those of requests are smaller.
-const IDS_FROM: u128 = 1 << 64;
+/// What a prompt is computed as for others: ids of requests are smaller.
+fn id(ticket: u64) -> RequestId {
+    RequestId((1 << 64) + u128::from(ticket))
+}
 
 /// A prompt that is computed for another worker.
 pub(super) struct Lent {
@@ -79,7 +81,7 @@ impl Worker {
 
     fn end_lent(&mut self, ticket: u64) {
         self.lent.remove(&ticket);
-        self.lendings.end(ticket, &mut self.engine);
+        self.lendings.end(id(ticket), &mut self.engine);
     }
 
     fn take_order(
@@ -99,10 +101,9 @@ impl Worker {
         self.n_tickets += 1;
         let frame = header(order.request, order.attempt, self.id.incarnation, order.first_block as usize);
         let (n_tokens, until) = (order.n_tokens(), network.now + order.deadline);
-        let id = RequestId(IDS_FROM + u128::from(ticket));
-        let key = self.engine.submit_prefill(order.into_request(id), network.now)?;
+        let key = self.engine.submit_prefill(order.into_request(id(ticket)), network.now)?;
         let (sender, progress) = Progress::channel(1);
-        self.lendings.begin(ticket, id, key, sender);
+        self.lendings.begin(id(ticket), key, sender);
         let sent = frame.first_block.min(n_tokens.div_ceil(self.block_size as u32));
         self.lent.insert(ticket, Lent { peer, fetch, frame, n_tokens, sent, is_told: false, progress });
         // Whoever ordered gives up then; the engine does so as well, at the next event.
@@ -166,6 +167,6 @@ impl Worker {
                 early.push(ticket);
             }
         }
-        early.into_iter().for_each(|ticket| self.lendings.end(ticket, &mut self.engine));
+        early.into_iter().for_each(|ticket| self.lendings.end(id(ticket), &mut self.engine));
     }
 }

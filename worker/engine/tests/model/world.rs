@@ -150,7 +150,7 @@ impl World {
         }
         let hold = self.holds.remove(n % self.holds.len());
         let states = &self.expected[&(hold.request.0 as u64)].states;
-        let (n_cached, n_tokens) = (hold.n_cached, hold.tokens.len());
+        let (n_cached, n_tokens) = (hold.n_cached, hold.n_tokens);
         let n_filled = n_cached + ((n_tokens - n_cached) as f64 * share).round() as usize;
         match hold.usage {
             HoldUsage::Fill => self.executor.fill(&hold.table, n_cached..n_tokens, &states[..n_filled]),
