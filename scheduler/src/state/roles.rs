@@ -67,7 +67,7 @@ pub struct Demand {
 #[derive(Clone, Debug)]
 pub struct Roles {
     settings: RoleSettings,
-    prefill: BTreeMap<EngineId, Role>,
+    given: BTreeMap<EngineId, Role>,
     seen: BTreeMap<EngineId, Seen>,
     /// Another number of prefill engines that promises more, and since when.
     wanted: Option<(usize, Instant)>,
@@ -82,7 +82,7 @@ struct Seen {
 
 impl Roles {
     pub(super) fn new(settings: RoleSettings) -> Self {
-        Self { settings, prefill: BTreeMap::new(), seen: BTreeMap::new(), wanted: None }
+        Self { settings, given: BTreeMap::new(), seen: BTreeMap::new(), wanted: None }
     }
 
     /// Takes an engine's report.
@@ -102,7 +102,7 @@ impl Roles {
 
     /// The roles that engines were given, for those that come into view anew.
     pub(super) fn of(&self, engine: &EngineId) -> Option<Role> {
-        self.prefill.get(engine).copied()
+        self.given.get(engine).copied()
     }
 
     /// Looks whether roles should change at `now`; yields those of all `engines` when they do.
@@ -128,7 +128,7 @@ impl Roles {
         }
         self.wanted = None;
         self.assign(engines, n_best);
-        Some(&self.prefill)
+        Some(&self.given)
     }
 
     fn demand(&self, engines: &[&EngineView]) -> Option<Demand> {
@@ -155,7 +155,7 @@ impl Roles {
             (_, true) => Role::Prefill,
             (_, false) => Role::Decode,
         };
-        self.prefill = order.iter().enumerate().map(|(index, view)| (view.engine.clone(), role(index))).collect();
+        self.given = order.iter().enumerate().map(|(index, view)| (view.engine.clone(), role(index))).collect();
     }
 }
 
