@@ -38,6 +38,19 @@ pub struct Choice {
 }
 
 impl Answer {
+    /// Asks a router and reads its answer; what comes before the answer's head counts as waiting, too.
+    ///
+    /// # Errors
+    /// As of [`EventStream::open`] and [`Self::read`].
+    pub async fn ask(client: &reqwest::Client, router: &str, body: &Value, began: impl FnOnce()) -> Result<Self> {
+        let asked = Instant::now();
+        let events = EventStream::open(client, router, "/v1/completions", body).await?;
+        let head = asked.elapsed();
+        let mut answer = Self::read(events, began).await?;
+        answer.longest_gap = answer.longest_gap.max(head);
+        Ok(answer)
+    }
+
     /// Reads a streamed completion to its end; `began` is told when its first event has come.
     pub async fn read(mut events: EventStream, began: impl FnOnce()) -> Result<Self> {
         let mut answer = Self::default();

@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 
 use crate::answer::{Answer, Said};
-use crate::client::{self, EventStream};
+use crate::client;
 use crate::cluster::{Cluster, START};
 use crate::seed;
 
@@ -38,18 +38,31 @@ pub async fn ask(routers: &[String], first: usize, body: &Value) -> anyhow::Resu
     let asked = Instant::now();
     let client = Cluster::new_client();
     for router in routers.iter().cycle().skip(first) {
-        match EventStream::open(&client, router, "/v1/completions", body).await {
-            Ok(events) => {
-                let head = asked.elapsed();
-                let mut answer = Answer::read(events, || ()).await?;
-                answer.longest_gap = answer.longest_gap.max(head);
-                return Ok(answer);
-            }
+        match Answer::ask(&client, router, body, || ()).await {
             Err(error) if is_refused(&error) && asked.elapsed() < START => sleep(Duration::from_millis(5)).await,
-            Err(error) => return Err(error),
+            answered => return answered,
         }
     }
     unreachable!("there are routers")
+}
+
+/// Requests of 480 tokens that decode all the while, begun; decode workers are busy with them, so that prompts are
+/// computed elsewhere.
+pub async fn keep_decoding(cluster: &Cluster) -> Vec<JoinHandle<Answer>> {
+    let mut streams = Vec::new();
+    for index in 0..16_u64 {
+        let mut body = client::completion("tiny", &[], 480);
+        body["prompt"] = json!([3 + index, 4, 5]);
+        let (client, router) = (Cluster::new_client(), cluster.routers[0].http.clone());
+        let (began, has_begun) = tokio::sync::oneshot::channel();
+        streams.push(tokio::spawn(async move {
+            // Nobody waits for it when the test has failed.
+            let begin = || began.send(()).unwrap_or_default();
+            Answer::ask(&client, &router, &body, begin).await.unwrap()
+        }));
+        has_begun.await.unwrap();
+    }
+    streams
 }
 
 fn is_refused(error: &anyhow::Error) -> bool {

@@ -9,14 +9,15 @@
 )]
 
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tests::answer::Answer;
-use tests::client::{self, EventStream};
+use tests::client;
 use tests::cluster::{Cluster, Plan};
+use tests::load;
 use tests::metrics::Metrics;
-use tests::{place, seed, wait};
+use tests::{seed, wait};
 use tokio::task::JoinHandle;
 use toml::Table;
 
@@ -56,18 +57,24 @@ fn role(role: &str, more: &[(&str, i64)]) -> Table {
     table
 }
 
+const PROFILE: &str = "
+block_size = 16
+n_blocks = 400
+max_running = 32
+prefill_budget = 20
+context_length = 512
+[timing]
+prefill_tokens_per_s = 400
+decode_base_ms = 10
+";
+
 /// Workers 0 and 1 decode, the others compute prompts.
-fn plan(folder: &std::path::Path, is_slow: bool) -> Plan {
-    let profile = folder.join("profile.toml");
-    let text = "block_size = 16\nn_blocks = 400\nmax_running = 32\nprefill_budget = 20\ncontext_length = 512\n\
-                [timing]\nprefill_tokens_per_s = 400\ndecode_base_ms = 10\n";
-    std::fs::write(&profile, text).unwrap();
-    let mut worker = Table::new();
-    worker.insert("engine".to_owned(), "sim".into());
-    worker.insert("sim_profile".to_owned(), profile.display().to_string().into());
+fn plan(is_slow: bool) -> (Plan, tempfile::TempDir) {
     let slow: &[(&str, i64)] = if is_slow { &[("bytes_per_s_max", SLOW_BYTES_PER_S)] } else { &[] };
     let each_worker = vec![role("decode", &[]), role("decode", &[]), role("prefill", slow), role("prefill", slow)];
-    Plan { n_workers: each_worker.len(), worker, each_worker, model: place::tiny("llama"), ..Plan::default() }
+    let mut plan = Plan { n_workers: each_worker.len(), each_worker, ..Plan::default() };
+    let folder = plan.simulate(PROFILE);
+    (plan, folder)
 }
 
 fn request(random: &mut seed::Random) -> Value {
@@ -77,16 +84,10 @@ fn request(random: &mut seed::Random) -> Value {
     body
 }
 
-/// Asks and reads; `began` is told at the first token. What comes before the answer's head counts as waiting, too.
+/// Asks and reads; `began` is told at the first token.
 fn ask(cluster: &Cluster, body: &Value, began: impl FnOnce() + Send + 'static) -> JoinHandle<Answer> {
-    let (address, body, asked) = (cluster.routers[0].http.clone(), body.clone(), Instant::now());
-    tokio::spawn(async move {
-        let events = EventStream::open(&client::http(), &address, "/v1/completions", &body).await.unwrap();
-        let head = asked.elapsed();
-        let mut answer = Answer::read(events, began).await.unwrap();
-        answer.longest_gap = answer.longest_gap.max(head);
-        answer
-    })
+    let (router, body) = (cluster.routers[0].http.clone(), body.clone());
+    tokio::spawn(async move { Answer::ask(&client::http(), &router, &body, began).await.unwrap() })
 }
 
 async fn fetches(cluster: &Cluster, result: &str) -> f64 {
@@ -127,28 +128,12 @@ async fn sent(cluster: &Cluster, worker: usize) -> f64 {
     metrics.map_or(0.0, |metrics| metrics.sum("tessera_kv_transfer_moved_bytes_total", &["direction=\"sent\""]))
 }
 
-/// Makes decode engines busy, so that prompts are computed elsewhere.
-async fn keep_decoding(cluster: &Cluster) -> Vec<JoinHandle<Answer>> {
-    let mut streams = Vec::new();
-    for index in 0..16_u64 {
-        let mut body = client::completion("tiny", &[], 480);
-        body["prompt"] = json!([3 + index, 4, 5]);
-        let (began, has_begun) = tokio::sync::oneshot::channel();
-        streams.push(ask(cluster, &body, || {
-            // Nobody waits for it when the test has failed.
-            let _ = began.send(());
-        }));
-        has_begun.await.unwrap();
-    }
-    streams
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn prompts_are_computed_apart_and_nothing_shows() {
-    let folder = tempfile::tempdir().unwrap();
-    let cluster = Cluster::start(plan(folder.path(), false)).await;
+    let (plan, _folder) = plan(false);
+    let cluster = Cluster::start(plan).await;
     let mut random = seed::from_environment();
-    let background = keep_decoding(&cluster).await;
+    let background = load::keep_decoding(&cluster).await;
     let requests: Vec<Value> = (0..6).map(|_| request(&mut random)).collect();
     let mut split = Vec::new();
     for body in &requests {
@@ -237,19 +222,18 @@ async fn kill_at(cluster: &mut Cluster, body: &Value, point: Point, victim: Vict
 }
 
 async fn kill_everywhere(victim: Victim) {
-    let folder = tempfile::tempdir().unwrap();
     let mut random = seed::from_environment();
     // A run of CI takes two of them, others each time.
     let first = random.below(POINTS.len() as u64) as usize;
     let points = POINTS.iter().cycle().skip(first).take(if seed::is_full() { POINTS.len() } else { 2 });
     for &point in points {
-        let plan = plan(folder.path(), point == Point::PartlySent);
+        let (plan, _folder) = plan(point == Point::PartlySent);
         let tables = plan.each_worker.clone();
         let mut cluster = Cluster::start(plan).await;
         let n_times = if seed::is_full() { 20 } else { 1 };
         let mut longest = Duration::ZERO;
         for time in 0..n_times {
-            let background = keep_decoding(&cluster).await;
+            let background = load::keep_decoding(&cluster).await;
             let body = request(&mut random);
             let (killed, answer) = kill_at(&mut cluster, &body, point, victim).await;
             assert!(answer.said().is_some(), "{victim:?} {point:?} {time}: {:?}", answer.error);
@@ -286,9 +270,9 @@ async fn whoever_goes_on_with_a_prompt_may_die_at_any_point() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prefill_worker_that_stands_still_is_given_up() {
-    let folder = tempfile::tempdir().unwrap();
-    let cluster = Cluster::start(plan(folder.path(), false)).await;
-    let background = keep_decoding(&cluster).await;
+    let (plan, _folder) = plan(false);
+    let cluster = Cluster::start(plan).await;
+    let background = load::keep_decoding(&cluster).await;
     let body = request(&mut seed::from_environment());
     let before = loads(&cluster).await;
     let reading = ask(&cluster, &body, || ());

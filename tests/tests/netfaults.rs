@@ -20,14 +20,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use tests::answer::Answer;
-use tests::client::{self, EventStream};
+use tests::client;
 use tests::cluster::{Cluster, Plan, START, SWIFT};
 use tests::load::{self, Load};
 use tests::metrics::Metrics;
 use tests::proxy::{Behind, Network, Proxy};
 use tests::{seed, wait};
-use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 /// Time between two requests: 20 streams a second.
@@ -220,21 +218,6 @@ async fn connections_that_break_again_and_again_fail_no_request() {
     setting.has_recovered().await;
 }
 
-/// Requests that keep a decode worker busy, so that prompts are computed elsewhere.
-async fn keep_decoding(cluster: &Cluster) -> Vec<JoinHandle<Answer>> {
-    let mut streams = Vec::new();
-    for index in 0..16_u64 {
-        let mut body = client::completion("tiny", &[], 480);
-        body["prompt"] = json!([3 + index, 4, 5]);
-        let (client, router) = (Cluster::new_client(), &cluster.routers[0].http);
-        let events = EventStream::open(&client, router, "/v1/completions", &body).await.unwrap();
-        let (began, has_begun) = tokio::sync::oneshot::channel();
-        streams.push(tokio::spawn(async move { Answer::read(events, || began.send(()).unwrap()).await.unwrap() }));
-        has_begun.await.unwrap();
-    }
-    streams
-}
-
 /// Prompts that the decode worker ordered, whatever became of them.
 async fn fetches(cluster: &Cluster) -> f64 {
     let metrics = Metrics::fetch(&cluster.workers[0].address).await.unwrap();
@@ -271,7 +254,7 @@ async fn prompts_whose_transfer_is_cut_off_are_computed_where_they_decode() {
     let routers = [cluster.routers[0].http.clone()];
     let mut asked = Vec::new();
     for network in [Network::Clear, Network::Gone, Network::Slow(Duration::from_millis(500)), Network::Lossy(30)] {
-        let background = keep_decoding(&cluster).await;
+        let background = load::keep_decoding(&cluster).await;
         workers[1].transfer.set(network);
         let before = fetches(&cluster).await;
         // Not each is worth sending elsewhere.
