@@ -1,4 +1,4 @@
-//! A cluster of separate processes over loopback: etcd, one scheduler, routers, workers.
+//! A cluster of separate processes, over loopback or a switch: etcd, schedulers, routers, workers.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,9 +7,11 @@ use std::time::Duration;
 use toml::{Table, Value};
 
 use crate::etcd::Etcd;
+use crate::host::Host;
 use crate::metrics::{Blocks, Metrics};
 use crate::process::Process;
 use crate::proxy::Proxy;
+use crate::switch::Switch;
 use crate::{client, place, wait};
 
 /// Long enough for a loaded two-core machine.
@@ -47,6 +49,8 @@ pub struct Plan {
     pub telemetry: Table,
     /// Lease of every member in milliseconds.
     pub ttl_ms: i64,
+    /// Has a host for `etcd` and for every process by its id; without it all run on the loopback interface.
+    pub switch: Option<Arc<Switch>>,
 }
 
 impl Default for Plan {
@@ -67,6 +71,7 @@ impl Default for Plan {
             router: Table::new(),
             telemetry: Table::new(),
             ttl_ms: 2000,
+            switch: None,
         }
     }
 }
@@ -83,6 +88,10 @@ impl Plan {
         ]);
         folder
     }
+
+    fn host(&self, name: &str) -> Host {
+        self.switch.as_ref().map_or(Host::LOOPBACK, |switch| switch.host(name).clone())
+    }
 }
 
 /// A running router.
@@ -92,11 +101,31 @@ pub struct Router {
     pub grpc: String,
 }
 
+impl Router {
+    /// How many workers it would place on.
+    ///
+    /// # Errors
+    /// When it does not tell.
+    pub async fn n_ready(&self) -> anyhow::Result<f64> {
+        Ok(Metrics::fetch(&self.http).await?.sum("tessera_route_engines", &["state=\"ready\""]))
+    }
+}
+
 /// A running worker.
 pub struct Worker {
     pub process: Process,
     pub id: String,
     pub address: String,
+}
+
+impl Worker {
+    /// How many requests it runs.
+    ///
+    /// # Errors
+    /// When it does not tell.
+    pub async fn n_running(&self) -> anyhow::Result<f64> {
+        Ok(Metrics::fetch(&self.address).await?.sum("tessera_engine_requests", &["state=\"running\""]))
+    }
 }
 
 /// A running cluster.
@@ -114,7 +143,7 @@ pub struct Cluster {
 impl Cluster {
     /// Starts everything and waits until each router sees all workers.
     pub async fn start(plan: Plan) -> Self {
-        let etcd = Etcd::start().await;
+        let etcd = Etcd::start(plan.host("etcd")).await;
         if let Some(proxy) = &plan.etcd_proxy {
             proxy.lead_to(etcd.endpoint.trim_start_matches("http://"));
         }
@@ -127,8 +156,9 @@ impl Cluster {
         set(&mut shared, "membership", "endpoints", vec![etcd.endpoint.clone()]);
         set(&mut shared, "membership", "ttl_ms", plan.ttl_ms);
         shared.insert("telemetry".to_owned(), plan.telemetry.clone().into());
+        let on = plan.host("scheduler");
         let mut schedulers: Vec<Process> =
-            (0..plan.n_schedulers).map(|_| start_scheduler(&shared, "127.0.0.1:0")).collect();
+            (0..plan.n_schedulers).map(|_| start_scheduler(&on, &shared, &on.any_port())).collect();
         let addresses: Vec<String> = schedulers.iter().map(|scheduler| scheduler.address("grpc")).collect();
         shared.insert("scheduler_addresses".to_owned(), addresses.into());
         let scheduler = schedulers.remove(0);
@@ -149,12 +179,12 @@ impl Cluster {
 
     /// Starts a scheduler that listens on `listen`; the caller keeps it.
     pub fn start_scheduler_at(&self, listen: &str) -> Process {
-        start_scheduler(&self.shared, listen)
+        start_scheduler(&self.plan.host("scheduler"), &self.shared, listen)
     }
 
     /// Starts one more worker; the caller keeps it.
     pub fn start_worker(&self, id: &str) -> Worker {
-        self.start_worker_at(id, "127.0.0.1:0")
+        self.start_worker_at(id, &self.plan.host(id).any_port())
     }
 
     /// Starts a worker that listens on `listen`; the caller keeps it.
@@ -167,21 +197,23 @@ impl Cluster {
         let mut config = self.shared.clone();
         let mut table = self.plan.worker.clone();
         table.insert("id".to_owned(), id.into());
-        table.insert("listen".to_owned(), "127.0.0.1:0".into());
+        let host = self.plan.host(id);
+        table.insert("listen".to_owned(), host.any_port().into());
         table.extend(own.clone());
         self.add_shared(&mut table);
         config.insert("worker".to_owned(), table.into());
         if let Some(proxy) = &self.plan.etcd_proxy {
             set(&mut config, "membership", "endpoints", vec![format!("http://{}", proxy.address)]);
         }
-        let process = Process::tessera(id, &["worker"], Some(&config));
+        let process = Process::tessera_on(&host, id, &["worker"], Some(&config));
         let address = process.address("grpc");
         Worker { process, id: id.to_owned(), address }
     }
 
     /// Starts one more router; the caller keeps it.
     pub fn start_router(&self, id: &str) -> Router {
-        self.start_router_at(id, "127.0.0.1:0", "127.0.0.1:0")
+        let any_port = self.plan.host(id).any_port();
+        self.start_router_at(id, &any_port, &any_port)
     }
 
     /// Starts a router that listens on these addresses; the caller keeps it.
@@ -193,7 +225,7 @@ impl Cluster {
         table.insert("grpc".to_owned(), grpc.into());
         self.add_shared(&mut table);
         config.insert("router".to_owned(), table.into());
-        let process = Process::tessera(id, &["router"], Some(&config));
+        let process = Process::tessera_on(&self.plan.host(id), id, &["router"], Some(&config));
         let (http, grpc) = (process.address("http"), process.address("grpc"));
         Router { process, http, grpc }
     }
@@ -202,9 +234,7 @@ impl Cluster {
     pub async fn wait_for_workers(&self, n: usize) {
         for router in &self.routers {
             wait::until("router sees the workers", START, async || {
-                let seen = Metrics::fetch(&router.http)
-                    .await
-                    .map_or(-1.0, |m| m.sum("tessera_route_engines", &["state=\"ready\""]));
+                let seen = router.n_ready().await.unwrap_or(-1.0);
                 if seen == n as f64 { Ok(()) } else { Err(format!("{seen} of {n}")) }
             })
             .await;
@@ -246,8 +276,9 @@ impl Cluster {
     }
 }
 
-fn start_scheduler(shared: &Table, listen: &str) -> Process {
-    Process::tessera("scheduler", &["scheduler", "--set", &format!("scheduler.listen={listen}")], Some(shared))
+fn start_scheduler(host: &Host, shared: &Table, listen: &str) -> Process {
+    let listen = format!("scheduler.listen={listen}");
+    Process::tessera_on(host, "scheduler", &["scheduler", "--set", &listen], Some(shared))
 }
 
 fn set(config: &mut Table, table: &str, key: &str, value: impl Into<Value>) {

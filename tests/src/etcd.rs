@@ -1,13 +1,13 @@
-//! A real etcd on free ports of the loopback interface.
+//! A real etcd on free ports of its host.
 
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 
+use crate::host::Host;
 use crate::process::Process;
 use crate::{client, place, wait};
 
@@ -20,18 +20,19 @@ pub struct Etcd {
     pub process: Process,
     pub endpoint: String,
     data: tempfile::TempDir,
+    host: Host,
     /// For clients and for peers.
     ports: (u16, u16),
 }
 
 impl Etcd {
     /// Starts an empty one and waits until it is healthy.
-    pub async fn start() -> Self {
+    pub async fn start(host: Host) -> Self {
         let (data, ports) = (tempfile::tempdir().unwrap(), (free_port(), free_port()));
-        let endpoint = format!("http://127.0.0.1:{}", ports.0);
-        let process = start_process(&endpoint, data.path(), ports);
+        let endpoint = url(&host, ports.0);
+        let process = start_process(&host, data.path(), ports);
         healthy(&endpoint).await;
-        Self { process, endpoint, data, ports }
+        Self { process, endpoint, data, host, ports }
     }
 
     /// Kills it, if it still runs, and starts it again on the same ports, with its data or without.
@@ -40,7 +41,7 @@ impl Etcd {
         if !keep_data {
             self.data = tempfile::tempdir().unwrap();
         }
-        self.process = start_process(&self.endpoint, self.data.path(), self.ports);
+        self.process = start_process(&self.host, self.data.path(), self.ports);
         healthy(&self.endpoint).await;
     }
 
@@ -67,14 +68,18 @@ impl Etcd {
     }
 }
 
-fn start_process(endpoint: &str, data: &Path, (_, peer_port): (u16, u16)) -> Process {
-    let peer = format!("http://127.0.0.1:{peer_port}");
-    let mut command = Command::new(place::etcd());
+fn start_process(host: &Host, data: &Path, ports: (u16, u16)) -> Process {
+    let (endpoint, peer) = (&url(host, ports.0), &url(host, ports.1));
+    let mut command = host.command(place::etcd());
     command.args(["--name", "t0", "--logger", "zap", "--log-level", "warn", "--data-dir"]).arg(data);
     command.args(["--listen-client-urls", endpoint, "--advertise-client-urls", endpoint]);
-    command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
+    command.args(["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]);
     command.args(["--initial-cluster", &format!("t0={peer}")]);
     Process::start("etcd", command)
+}
+
+fn url(host: &Host, port: u16) -> String {
+    format!("http://{}:{port}", host.address)
 }
 
 async fn healthy(endpoint: &str) {
@@ -85,7 +90,7 @@ async fn healthy(endpoint: &str) {
     .await;
 }
 
-/// A port that was free a moment ago: etcd takes none of its own choosing.
+/// A port that was free on the loopback interface a moment ago: etcd takes none of its own choosing.
 pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }

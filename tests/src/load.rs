@@ -7,24 +7,32 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
 use crate::answer::{Answer, Said};
 use crate::client;
 use crate::cluster::{Cluster, START};
-use crate::seed;
+use crate::metrics::Metrics;
+use crate::{seed, wait};
 
 /// How many requests differ.
 const N_PROMPTS: u64 = 40;
+/// A request that takes so long hangs.
+const HANGS: Duration = Duration::from_secs(120);
 /// Tokens of an answer on average.
 pub const N_TOKENS_MEAN: f64 = 39.5;
 
-/// Request `index`: a short prompt for 10 to 69 tokens, every other one sampled.
+/// Request `index` to the tiny model.
 pub fn request(index: u64) -> Value {
+    request_to("tiny", index)
+}
+
+/// Request `index` to a model: a short prompt for 10 to 69 tokens, every other one sampled.
+pub fn request_to(model: &str, index: u64) -> Value {
     let mut random = seed::Random::new(index);
     let prompt: Vec<u64> = (0..20 + random.below(60)).map(|_| 3 + random.below(250)).collect();
     let n_tokens = 10 + u32::try_from(random.below(60)).unwrap();
-    let mut body = client::completion("tiny", &[], n_tokens);
+    let mut body = client::completion(model, &[], n_tokens);
     body["prompt"] = json!(prompt);
     if index.is_multiple_of(2) {
         body["temperature"] = json!(0.8);
@@ -69,13 +77,49 @@ fn is_refused(error: &anyhow::Error) -> bool {
     error.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_connect)
 }
 
-/// What every request is answered where nothing fails.
-pub async fn undisturbed(cluster: &Cluster) -> Arc<Vec<Said>> {
+/// Requests and what each is answered where nothing fails.
+pub type Expected = Arc<Vec<(Value, Said)>>;
+
+/// What each [`request`] is answered where nothing fails.
+pub async fn undisturbed(cluster: &Cluster) -> Expected {
+    undisturbed_of(cluster, (0..N_PROMPTS).map(request)).await
+}
+
+/// What requests of one's own are answered where nothing fails.
+pub async fn undisturbed_of(cluster: &Cluster, requests: impl Iterator<Item = Value>) -> Expected {
     let routers = [cluster.routers[0].http.clone()];
-    let asked = (0..N_PROMPTS).map(async |index| ask(&routers, 0, &request(index)).await.unwrap());
-    let answers = futures::future::join_all(asked).await;
-    let said = answers.iter().map(|answer| answer.said().unwrap_or_else(|| panic!("{answer:?}")).clone());
-    Arc::new(said.collect())
+    let asked = requests.map(async |body| {
+        let answer = ask(&routers, 0, &body).await.unwrap();
+        let said = answer.said().unwrap_or_else(|| panic!("{answer:?}")).clone();
+        (body, said)
+    });
+    Arc::new(futures::future::join_all(asked).await)
+}
+
+/// Waits until every router uses all workers again, asks everything anew until each worker has computed, and checks the
+/// answers and that no block is held.
+pub async fn assert_recovered(cluster: &Cluster, expected: &Expected) {
+    let began = Instant::now();
+    cluster.wait_for_workers(cluster.workers.len()).await;
+    let before = n_steps(cluster).await;
+    wait::until("every worker computes again", START, async || {
+        let requests = expected.iter().map(|(body, _)| body.clone());
+        assert!(undisturbed_of(cluster, requests).await == *expected, "other tokens after recovery");
+        let now = n_steps(cluster).await;
+        if now.iter().zip(&before).all(|(now, before)| now > before) { Ok(()) } else { Err(format!("{now:?}")) }
+    })
+    .await;
+    cluster.wait_for_rest(START).await;
+    eprintln!("all is well after {:?}", began.elapsed());
+}
+
+/// Steps that each worker has run.
+async fn n_steps(cluster: &Cluster) -> Vec<f64> {
+    let steps = cluster.workers.iter().map(async |worker| {
+        let metrics = Metrics::fetch(&worker.address).await.unwrap();
+        metrics.sum("tessera_engine_step_duration_seconds_count", &[])
+    });
+    futures::future::join_all(steps).await
 }
 
 /// Requests at an even pace until it is stopped; each is compared with what it is answered undisturbed.
@@ -94,7 +138,7 @@ pub struct Outcome {
     pub cut: Vec<String>,
     /// What every request says of itself that ended in another way, or with other tokens.
     pub broken: Vec<String>,
-    /// Longest wait of a client between two events.
+    /// Longest wait of a client between two events, an error among them.
     pub longest_gap: Duration,
 }
 
@@ -109,7 +153,7 @@ enum Failure {
 
 impl Load {
     /// Asks `routers` in turn, a request `every` so often, until it is told to end.
-    pub fn start(routers: Vec<String>, expected: Arc<Vec<Said>>, every: Duration) -> Self {
+    pub fn start(routers: Vec<String>, expected: Expected, every: Duration) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let asking = tokio::spawn(async move {
@@ -136,9 +180,24 @@ impl Load {
     }
 
     /// Over all routers of a cluster.
-    pub fn on(cluster: &Cluster, expected: &Arc<Vec<Said>>, every: Duration) -> Self {
+    pub fn on(cluster: &Cluster, expected: &Expected, every: Duration) -> Self {
         let routers = cluster.routers.iter().map(|router| router.http.clone()).collect();
         Self::start(routers, Arc::clone(expected), every)
+    }
+
+    /// The same with streams that run on every worker.
+    pub async fn running_on(cluster: &Cluster, expected: &Expected, every: Duration) -> Self {
+        let load = Self::on(cluster, expected, every);
+        wait::until("every worker runs requests", START, async || {
+            for worker in &cluster.workers {
+                if worker.n_running().await.map_err(|error| format!("{error:#}"))? == 0.0 {
+                    return Err(format!("{} runs none", worker.id));
+                }
+            }
+            Ok(())
+        })
+        .await;
+        load
     }
 
     /// Stops asking, and waits for what runs.
@@ -148,25 +207,31 @@ impl Load {
     }
 }
 
-/// Asks one, and tells its longest wait or what is wrong with it.
-async fn one(routers: &[String], index: usize, expected: &[Said]) -> Result<Duration, Failure> {
-    let prompt = index % expected.len();
-    let broken = |what: String| Failure::Broken(format!("request {index}: {what}"));
-    let answer = match ask(routers, index % routers.len(), &request(prompt as u64)).await {
-        Ok(answer) => answer,
-        Err(error) if error.downcast_ref::<reqwest::Error>().is_some() => {
-            return Err(Failure::Cut(format!("request {index}: {error:#}")));
+/// Asks one, and tells its longest wait and what is wrong with it.
+async fn one(routers: &[String], index: usize, expected: &[(Value, Said)]) -> (Duration, Result<(), Failure>) {
+    let (body, expected) = &expected[index % expected.len()];
+    let broken = |what: String| Err(Failure::Broken(format!("request {index}: {what}")));
+    let asked = Instant::now();
+    let answer = match timeout(HANGS, ask(routers, index % routers.len(), body)).await {
+        Err(_) => return (HANGS, broken(format!("no end within {HANGS:?}"))),
+        Ok(Err(error)) if error.downcast_ref::<reqwest::Error>().is_some() => {
+            return (Duration::ZERO, Err(Failure::Cut(format!("request {index}: {error:#}"))));
         }
-        Err(error) => return Err(code_of(&error).map_or_else(|| broken(format!("{error:#}")), Failure::Refused)),
+        Ok(Err(error)) => {
+            let refused = code_of(&error).map(|code| Err(Failure::Refused(code)));
+            return (asked.elapsed(), refused.unwrap_or_else(|| broken(format!("{error:#}"))));
+        }
+        Ok(Ok(answer)) => answer,
     };
-    match (answer.said(), &answer.error) {
-        (Some(said), _) if *said == expected[prompt] => Ok(answer.longest_gap),
-        (Some(said), _) => Err(broken(format!("{said:?} instead of {:?}", expected[prompt]))),
+    let ended = match (answer.said(), &answer.error) {
+        (Some(said), _) if said == expected => Ok(()),
+        (Some(said), _) => broken(format!("{said:?} instead of {expected:?}")),
         (None, Some(error)) if error["code"].is_string() => {
             Err(Failure::Refused(error["code"].as_str().unwrap().to_owned()))
         }
-        (None, error) => Err(broken(format!("it ended with {error:?}"))),
-    }
+        (None, error) => broken(format!("it ended with {error:?}")),
+    };
+    (answer.longest_gap, ended)
 }
 
 /// The code of an answer that is an error of the API.
@@ -178,9 +243,10 @@ fn code_of(error: &anyhow::Error) -> Option<String> {
 }
 
 impl Outcome {
-    fn take(&mut self, ended: Result<Duration, Failure>) {
+    fn take(&mut self, (gap, ended): (Duration, Result<(), Failure>)) {
+        self.longest_gap = self.longest_gap.max(gap);
         match ended {
-            Ok(gap) => self.longest_gap = self.longest_gap.max(gap),
+            Ok(()) => {}
             Err(Failure::Refused(code)) => *self.refused.entry(code).or_default() += 1,
             Err(Failure::Cut(how)) => self.cut.push(how),
             Err(Failure::Broken(how)) => self.broken.push(how),

@@ -8,6 +8,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::host::Host;
+
 /// A running child.
 pub struct Process {
     pub name: String,
@@ -45,8 +47,13 @@ impl Process {
 
     /// Starts the `tessera` binary with a configuration document, given as TOML.
     pub fn tessera(name: &str, args: &[&str], config: Option<&toml::Table>) -> Self {
+        Self::tessera_on(&Host::LOOPBACK, name, args, config)
+    }
+
+    /// The same on a host.
+    pub fn tessera_on(host: &Host, name: &str, args: &[&str], config: Option<&toml::Table>) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let mut command = Command::new(crate::place::tessera());
+        let mut command = host.command(crate::place::tessera());
         // What it keeps between starts ends with it.
         command.args(args).env("TESSERA_HOME", folder.path());
         if let Some(config) = config {

@@ -1,4 +1,4 @@
-//! A TCP proxy on the loopback interface through which the network can be slow, lossy or gone.
+//! A TCP proxy on the loopback interface that delays every byte as it is told.
 
 use std::time::Duration;
 
@@ -12,30 +12,15 @@ use tokio::time::{Instant, sleep_until};
 use toml::{Table, Value};
 
 use crate::etcd::free_port;
-use crate::seed::Random;
 
-/// Wait before TCP sends again what was lost for the first time; it doubles for each further loss.
-const RETRANSMIT: Duration = Duration::from_millis(200);
 /// Chunks on their way in one direction of a connection; beyond it the sender is held up.
 const N_CHUNKS_MAX: usize = 1024;
 
-/// What the network does.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Network {
-    Clear,
-    /// Every byte takes so long.
-    Slow(Duration),
-    /// Of a hundred packets so many are lost, and come when TCP has sent them again.
-    Lossy(u64),
-    /// Nothing arrives and nothing is refused, as in a partition; what was sent arrives when it is over.
-    Gone,
-}
-
-/// Passes connections on to a target, as the network has it.
+/// Passes connections on to a target.
 pub struct Proxy {
     pub address: String,
     target: watch::Sender<Option<String>>,
-    network: watch::Sender<Network>,
+    delay: watch::Sender<Duration>,
     cuts: watch::Sender<u64>,
     accepting: JoinHandle<()>,
 }
@@ -45,24 +30,23 @@ impl Proxy {
     pub async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let (target, network, cuts) =
-            (watch::Sender::new(None), watch::Sender::new(Network::Clear), watch::Sender::new(0));
-        let (targets, networks, cutting) = (target.subscribe(), network.subscribe(), cuts.subscribe());
+        let (target, delay, cuts) = (watch::Sender::new(None), watch::Sender::default(), watch::Sender::new(0));
+        let (targets, delays, cutting) = (target.subscribe(), delay.subscribe(), cuts.subscribe());
         let accepting = tokio::spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((near, _)) = listener.accept().await {
-                let (target, network, mut cut) = (targets.clone(), networks.clone(), cutting.clone());
+                let (target, delay, mut cut) = (targets.clone(), delays.clone(), cutting.clone());
                 cut.mark_unchanged();
                 connections.spawn(async move {
                     tokio::select! {
                         _ = cut.changed() => {}
-                        () = pass(near, target, network) => {}
+                        () = pass(near, target, delay) => {}
                     }
                 });
                 while connections.try_join_next().is_some() {}
             }
         });
-        Self { address, target, network, cuts, accepting }
+        Self { address, target, delay, cuts, accepting }
     }
 
     /// Where it leads from now on.
@@ -70,9 +54,9 @@ impl Proxy {
         self.target.send_replace(Some(target.to_owned()));
     }
 
-    /// What the network does from now on, to what is under way as well.
-    pub fn set(&self, network: Network) {
-        self.network.send_replace(network);
+    /// How long bytes take that are read from now on.
+    pub fn delay(&self, delay: Duration) {
+        self.delay.send_replace(delay);
     }
 
     /// Breaks every connection.
@@ -119,44 +103,35 @@ impl Drop for Proxy {
     }
 }
 
-async fn pass(near: TcpStream, mut target: watch::Receiver<Option<String>>, network: watch::Receiver<Network>) {
+async fn pass(near: TcpStream, mut target: watch::Receiver<Option<String>>, delay: watch::Receiver<Duration>) {
     let Ok(address) = target.wait_for(Option::is_some).await.map(|target| target.clone().unwrap()) else { return };
-    // Whoever cannot be reached is not found out either.
-    let mut reachable = network.clone();
-    if reachable.wait_for(|network| *network != Network::Gone).await.is_err() {
-        return;
-    }
     let Ok(far) = TcpStream::connect(&address).await else { return };
     let _ = (near.set_nodelay(true), far.set_nodelay(true));
     let (near_in, near_out) = near.into_split();
     let (far_in, far_out) = far.into_split();
     // Either end's end ends both: nobody here goes on with half a connection.
     tokio::select! {
-        () = carry(near_in, far_out, network.clone()) => {}
-        () = carry(far_in, near_out, network) => {}
+        () = carry(near_in, far_out, delay.clone()) => {}
+        () = carry(far_in, near_out, delay) => {}
     }
 }
 
 /// Carries one direction to its end.
-async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, network: watch::Receiver<Network>) {
+async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, delay: watch::Receiver<Duration>) {
     let (sender, mut chunks) = mpsc::channel::<(Instant, Vec<u8>)>(N_CHUNKS_MAX);
-    let weather = network.clone();
     let reading = async move {
-        let (mut random, mut bytes) = (Random::new(0), vec![0; 16 << 10]);
+        let mut bytes = vec![0; 16 << 10];
         while let Ok(n @ 1..) = from.read(&mut bytes).await {
-            let due = Instant::now() + under_way(*weather.borrow(), &mut random);
+            let due = Instant::now() + *delay.borrow();
             if sender.send((due, bytes[..n].to_vec())).await.is_err() {
                 return;
             }
         }
     };
     let writing = async move {
-        let mut network = network;
         while let Some((due, bytes)) = chunks.recv().await {
             sleep_until(due).await;
-            if network.wait_for(|network| *network != Network::Gone).await.is_err()
-                || to.write_all(&bytes).await.is_err()
-            {
+            if to.write_all(&bytes).await.is_err() {
                 return;
             }
         }
@@ -165,22 +140,5 @@ async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, network: watch::
     tokio::select! {
         () = writing => {}
         () = async { reading.await; std::future::pending().await } => {}
-    }
-}
-
-/// How long a packet takes.
-fn under_way(network: Network, random: &mut Random) -> Duration {
-    match network {
-        Network::Clear | Network::Gone => Duration::ZERO,
-        Network::Slow(delay) => delay,
-        Network::Lossy(percent) => {
-            let mut late = Duration::ZERO;
-            let mut wait = RETRANSMIT;
-            while random.below(100) < percent {
-                late += wait;
-                wait *= 2;
-            }
-            late
-        }
     }
 }

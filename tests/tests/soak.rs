@@ -19,7 +19,7 @@ use tests::cluster::{Cluster, Plan, START};
 use tests::load::{self, Load, N_TOKENS_MEAN};
 use tests::metrics::Metrics;
 use tests::process::Process;
-use tests::proxy::{Behind, Network};
+use tests::proxy::Behind;
 use tests::seed::{self, Random};
 use tests::wait;
 use tokio::time::sleep;
@@ -42,8 +42,8 @@ const N_WORKERS: usize = 3;
 const LOAD: f64 = 0.8;
 /// How long whoever is paused stands still: longer than every silence that is borne.
 const PAUSE: Duration = Duration::from_secs(5);
-/// What becomes of a worker's network.
-const SLOW: Network = Network::Slow(Duration::from_millis(200));
+/// How long a byte takes over a slow network.
+const SLOW: Duration = Duration::from_millis(200);
 /// Soaks shorter than this say nothing about memory: caches still fill.
 const MEMORY_AFTER: Duration = Duration::from_secs(300);
 /// How much more memory a process may hold at the end than half-way.
@@ -136,9 +136,9 @@ async fn strike(cluster: &mut Cluster, behind: &[Behind], fault: Fault, random: 
         Fault::PauseScheduler => pause(&cluster.scheduler).await,
         Fault::SlowNetwork => {
             let worker = &behind[one_of(N_WORKERS)];
-            [&worker.service, &worker.transfer].iter().for_each(|way| way.set(SLOW));
+            [&worker.service, &worker.transfer].iter().for_each(|way| way.delay(SLOW));
             sleep(PAUSE).await;
-            [&worker.service, &worker.transfer].iter().for_each(|way| way.set(Network::Clear));
+            [&worker.service, &worker.transfer].iter().for_each(|way| way.delay(Duration::ZERO));
         }
     }
     cluster.wait_for_workers(N_WORKERS).await;

@@ -60,7 +60,7 @@ const FULL: &[(&str, &str, &[&str])] = &[
     ),
     (
         "rolling",
-        "30 rounds of restarting all workers and routers one by one at 50 streams a second, on simulated workers",
+        "all workers and routers restarted one by one: 30 rounds at 50 simulated streams a second, 12 at 3 of SmolLM2",
         &["-p", "tests", "--test", "rolling"],
     ),
     (
@@ -70,8 +70,8 @@ const FULL: &[(&str, &str, &[&str])] = &[
     ),
     (
         "netfaults",
-        "workers cut off for half a minute, half a second of delay, and 30 % loss, at 20 streams a second",
-        &["-p", "tests", "--test", "netfaults"],
+        "half a minute each of cut links, 30 % loss, half a second of delay, broken connections; 20 streams a second",
+        &["-p", "tests", "--test", "netfaults", "--test", "connections"],
     ),
     (
         "soak",
