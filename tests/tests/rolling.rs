@@ -21,6 +21,9 @@ use tests::{place, seed, wait};
 
 /// Time between two requests: 50 streams a second.
 const EVERY: Duration = Duration::from_millis(20);
+/// The same where tokens are computed: 3 streams a second.
+const EVERY_COMPUTED: Duration = Duration::from_millis(333);
+const SMOLLM2: &str = "smollm2";
 
 /// Sends a worker away by the command, and waits for it to say that it is done.
 fn drain(cluster: &Cluster, worker: &str, more: &[&str]) -> Process {
@@ -31,8 +34,14 @@ fn drain(cluster: &Cluster, worker: &str, more: &[&str]) -> Process {
     draining
 }
 
+/// Restarts the worker that has run longest, while it runs a request.
 async fn restart_worker(cluster: &mut Cluster, round: usize) {
     let mut before = cluster.workers.remove(0);
+    wait::until("it runs a request", START, async || match before.n_running().await {
+        Ok(1.0..) => Ok(()),
+        told => Err(format!("{told:?}")),
+    })
+    .await;
     match round % 3 {
         0 => before.process.terminate(),
         1 => drop(drain(cluster, &before.id, &["--now"])),
@@ -54,6 +63,18 @@ async fn restart_router(cluster: &mut Cluster) {
     cluster.wait_for_workers(2).await;
 }
 
+/// Restarts all workers and all routers one by one, round after round.
+async fn restart_all(cluster: &mut Cluster, n_rounds: usize) {
+    for round in 0..n_rounds {
+        for index in 0..2 {
+            restart_worker(cluster, round * 2 + index).await;
+        }
+        for _ in 0..2 {
+            restart_router(cluster).await;
+        }
+    }
+}
+
 async fn start(worker_more: toml::Table) -> (Cluster, tempfile::TempDir) {
     let mut plan = Plan { n_routers: 2, n_workers: 2, ..Plan::default() };
     let folder = plan.simulate(SWIFT);
@@ -66,16 +87,38 @@ async fn a_rolling_restart_fails_no_request_and_changes_no_token() {
     let (mut cluster, _folder) = start(toml::Table::new()).await;
     let expected = load::undisturbed(&cluster).await;
     let load = Load::on(&cluster, &expected, EVERY);
-    let n_rounds = if seed::is_full() { 30 } else { 4 };
-    for round in 0..n_rounds {
-        for index in 0..2 {
-            restart_worker(&mut cluster, round * 2 + index).await;
-        }
-        for _ in 0..2 {
-            restart_router(&mut cluster).await;
-        }
-    }
+    restart_all(&mut cluster, if seed::is_full() { 30 } else { 4 }).await;
     load.end().await.assert_well("a rolling restart");
+    cluster.wait_for_rest(START).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rolling_restart_changes_no_token_that_is_computed() {
+    let packed = tempfile::tempdir().unwrap();
+    let mut worker = toml::toml! {
+        threads = 1
+        kv_cache_mb = 64
+    };
+    // A loaded machine computes slowly.
+    let router = toml::toml! {
+        server = { grace_ms = 60000 }
+    };
+    // What the first start packs, all others read.
+    worker.insert("packed_cache".to_owned(), packed.path().display().to_string().into());
+    let plan = Plan {
+        model: place::smollm2(),
+        model_name: SMOLLM2.to_owned(),
+        n_routers: 2,
+        n_workers: 2,
+        worker,
+        router,
+        ..Plan::default()
+    };
+    let mut cluster = Cluster::start(plan).await;
+    let expected = load::undisturbed_of(&cluster, (0..24).map(|index| load::request_to(SMOLLM2, index))).await;
+    let load = Load::on(&cluster, &expected, EVERY_COMPUTED);
+    restart_all(&mut cluster, if seed::is_full() { 12 } else { 2 }).await;
+    load.end().await.assert_well("a rolling restart of SmolLM2");
     cluster.wait_for_rest(START).await;
 }
 
@@ -94,8 +137,7 @@ async fn what_runs_at_the_end_of_a_workers_grace_goes_on_elsewhere() {
         let asked = tokio::spawn(async move { ask(&routers, 0, &body).await.unwrap() });
         let index = wait::until("a worker runs it", START, async || {
             for (index, worker) in cluster.workers.iter().enumerate() {
-                let metrics = tests::metrics::Metrics::fetch(&worker.address).await.unwrap();
-                if metrics.sum("tessera_engine_requests", &["state=\"running\""]) >= 4.0 {
+                if worker.n_running().await.unwrap() >= 4.0 {
                     return Ok(index);
                 }
             }
