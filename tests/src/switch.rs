@@ -113,11 +113,16 @@ impl Switch {
 
     /// Says what becomes of packets between any of `some` and any of `others`, both ways.
     pub fn set(&self, link: Link, some: &[&str], others: &[&str]) {
+        self.set_one_way(link, some, others);
+        self.set_one_way(link, others, some);
+    }
+
+    /// Says what becomes of packets from any of `some` to any of `others`.
+    pub fn set_one_way(&self, link: Link, some: &[&str], others: &[&str]) {
         let n = self.shared.ports.len();
         let mut links = self.shared.links.write().unwrap();
-        for (a, b) in some.iter().flat_map(|a| others.iter().map(|b| (self.index(a), self.index(b)))) {
-            links[a * n + b] = link;
-            links[b * n + a] = link;
+        for (from, to) in some.iter().flat_map(|a| others.iter().map(|b| (self.index(a), self.index(b)))) {
+            links[from * n + to] = link;
         }
     }
 

@@ -124,6 +124,22 @@ async fn a_worker_cut_off_from_routers_fails_no_request() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_only_hears_or_is_only_heard_fails_no_request() {
+    let Some((Setting { cluster, switch, .. }, expected, load)) = start_under_load().await else { return };
+    let half = &WORKERS[..1];
+    for (what, from, to) in [("it only hears", half, &ROUTERS[..]), ("it is only heard", &ROUTERS[..], half)] {
+        switch.set_one_way(CUT, from, to);
+        wait_for_ready(&format!("{what} and is given up"), &cluster.routers, 1.0, KV_SILENCE).await;
+        switch.set(Link::Clear, from, to);
+        wait_for_ready("it is used again", &cluster.routers, 2.0, RECONNECT).await;
+    }
+    let outcome = load.end().await;
+    outcome.assert_well("a worker is cut off one way");
+    assert!(outcome.longest_gap < KV_SILENCE + grace(), "{:?}", outcome.longest_gap);
+    load::assert_recovered(&cluster, &expected).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn workers_that_etcd_takes_for_dead_serve_on() {
     let Some((Setting { cluster, switch, .. }, expected, load)) = start_under_load().await else { return };
     switch.set(CUT, &[ETCD], &WORKERS);
