@@ -2,7 +2,7 @@
 //!
 //! Ratios against peers are measured and judged by `tests/benches/peers`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -25,6 +25,9 @@ const CLIFF_MAX: f64 = 0.1;
 const PREFILL_KEPT_MIN: f64 = 0.75;
 /// Seconds from start to ready: the first start packs the weights, the second finds them packed.
 const READY_S_MAX: [f64; 2] = [5.0, 1.0];
+/// Part of its bound that each way of moving blocks reaches with checksums: the way, its bound, the part.
+const TRANSFER_PARTS_MIN: [(&str, &str, f64); 3] =
+    [("tcp", "loopback", 0.60), ("pull", "memcpy", 0.60), ("ring", "memcpy", 0.35)];
 /// Longest wait for a server, to be ready, to write its packed weights and to end.
 const DEADLINE: Duration = Duration::from_secs(120);
 /// Time between two looks.
@@ -71,6 +74,8 @@ pub fn run(args: &[String]) -> Result<()> {
     };
     setup::for_serving()?;
     run::cargo(&["build", "--package", "tessera"])?;
+    let transfer = ["bench", "--profile", "dev", "--package", "worker", "--bench", "transfer"];
+    run::cargo(&[&transfer[..], &["--no-run"]].concat())?;
     idle()?;
     let mut checks = Vec::new();
     let growth = &["--prompt", "128,512,2048,8000", "--batch", "1,2,4,8,16,32,64,128,256"];
@@ -80,6 +85,8 @@ pub fn run(args: &[String]) -> Result<()> {
     add(&mut checks, overhead_checks(&bench(&[&["engine", "--model", model], &step[..]])?));
     let formats = &["--format", "bf16,q8_0,q4_1,q4_k"];
     add(&mut checks, kernel_checks(&bench(&[&["kernels", "--kernel", "matmul,attention"], &formats[..]])?));
+    println!("measuring: cargo {}", transfer.join(" "));
+    add(&mut checks, transfer_checks(&run::output(run::cargo_command().args(transfer))?)?);
     let packed = tempfile::tempdir().context("make a folder for packed weights")?;
     for (start, most) in ["cold", "warm"].into_iter().zip(READY_S_MAX) {
         let what = format!("{start} start to ready, seconds");
@@ -171,6 +178,24 @@ fn kernel_checks(report: &Value) -> Vec<Check> {
         checks.push(Check { what, measured: number(&result["of_bound"]), goal: Goal::AtLeast(READ_PART_MIN) });
     }
     checks
+}
+
+/// What the bench `transfer` printed, a line of JSON for each way and kind of blocks; ways that it left out fail.
+fn transfer_checks(lines: &str) -> Result<Vec<Check>> {
+    let lines: serde_json::Result<Vec<Value>> = lines.lines().map(serde_json::from_str).collect();
+    let results = lines.context("parse the report of transfers")?;
+    let kinds: BTreeSet<&str> = results.iter().filter_map(|result| result["blocks"].as_str()).collect();
+    if kinds.is_empty() {
+        bail!("no transfer was measured");
+    }
+    let goals = kinds.into_iter().flat_map(|kind| TRANSFER_PARTS_MIN.map(|goal| (kind, goal)));
+    let check = |(kind, (way, bound, least))| {
+        let found = results.iter().find(|result| result["blocks"] == kind && result["way"] == way);
+        let measured = found.map_or(f64::NAN, |result| number(&result["part"]));
+        let what = format!("blocks of {kind} by {way}: part of {bound}");
+        Check { what, measured, goal: Goal::AtLeast(least) }
+    };
+    Ok(goals.map(check).collect())
 }
 
 /// Rates never fall from one size to the next.
@@ -265,6 +290,16 @@ mod tests {
         assert_eq!(verdicts, [false, true, false]);
         assert!(overhead_checks(&report)[0].passes());
         assert!(!overhead_checks(&json!({"results": []}))[0].passes(), "what was not measured is not met");
+    }
+
+    #[test]
+    fn transfers_are_judged_by_kind_of_blocks_and_ways_left_out_fail() {
+        let line = |way: &str, part: f64| json!({"way": way, "blocks": "8 heads of 128", "part": part}).to_string();
+        let report = [line("tcp", 0.7), line("ring", 0.3)].join("\n");
+        let checks = transfer_checks(&report).unwrap();
+        assert_eq!(checks.iter().map(Check::passes).collect::<Vec<_>>(), [true, false, false]);
+        assert!(checks[1].measured.is_nan());
+        assert!(transfer_checks("").is_err());
     }
 
     #[test]

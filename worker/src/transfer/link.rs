@@ -1,7 +1,7 @@
 //! One connection between two workers: frames in and out, each wait with a deadline.
 
 use std::io;
-use std::os::fd::AsFd as _;
+use std::os::fd::AsFd;
 
 use kernels::memory::checksum::Checksum;
 use kernels::memory::runs::Runs;
@@ -59,9 +59,7 @@ impl From<io::Error> for LinkError {
 
 impl Link {
     pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
-        stream.set_nodelay(true)?;
-        sockopt::set_socket_send_buffer_size(&stream, SOCKET_BYTES)?;
-        sockopt::set_socket_recv_buffer_size(&stream, SOCKET_BYTES)?;
+        tune(&stream)?;
         Ok(Self { stream })
     }
 
@@ -177,6 +175,13 @@ impl Link {
         }
         Ok(())
     }
+}
+
+/// Sets a socket up for large frames.
+pub(super) fn tune(socket: impl AsFd) -> io::Result<()> {
+    sockopt::set_tcp_nodelay(&socket, true)?;
+    sockopt::set_socket_send_buffer_size(&socket, SOCKET_BYTES)?;
+    Ok(sockopt::set_socket_recv_buffer_size(&socket, SOCKET_BYTES)?)
 }
 
 async fn by<T>(until: Instant, what: impl Future<Output = io::Result<T>>) -> Result<T, LinkError> {

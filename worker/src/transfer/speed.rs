@@ -1,8 +1,14 @@
 //! How fast blocks move by each way, beside what the machine could do at best: plain loopback TCP and plain copies.
 //!
-//! All are measured in one run, by the same two threads, over the same number of bytes in memory of the same kind, from
-//! scattered blocks into scattered blocks, with checksums. The best of some rounds counts, for whatever else runs on the
-//! machine only makes a round slower.
+//! What bounds a transfer is its bytes over the bandwidth of the plain thing: by TCP that of a loopback connection, on
+//! one host that of one thread's `memcpy`. All are measured in one run, over the same number of bytes, far more than
+//! caches hold, in memory of the same kind (huge pages, touched before). A plain copy moves blocks of the same length
+//! between equally scattered places; a plain connection is kept as a worker's is, has its buffers, moves as many bytes a
+//! call and has one thread at each end, as transfers do. Transfers include all that they need: order, checksums on both
+//! sides, acknowledgement.
+//!
+//! A round measures everything once, and every other round in the opposite order. A way's part of its bound is taken
+//! within a round, so that both had the same machine, and the median of all rounds counts.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpListener as PlainListener;
@@ -20,6 +26,7 @@ use daemon::shutdown::Shutdown;
 use daemon::task::Tasks;
 use kernels::memory::Mapping;
 use kernels::memory::blocks::BlockMemory;
+use kernels::memory::runs::CALL_BYTES_MAX;
 use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
@@ -27,28 +34,25 @@ use tokio::sync::{oneshot, watch};
 
 use super::client::Client;
 use super::endpoint::Endpoint;
-use super::fetch::FetchError;
+use super::fetch::{FetchError, FetchFailure};
+use super::link;
 use super::listen::listen;
 use super::{Order, Peer, PrefillSource, Progress, Reservation, Share, Ticket, TransferConfig, Way};
 
 /// Longest time of one transfer.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// Bytes of a plain call.
-const CALL_BYTES: usize = 512 << 10;
 
-/// Bytes in a second, each the best of all rounds.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Speeds {
-    /// One thread copies the same blocks.
-    pub memcpy: f64,
-    /// One thread writes to a loopback connection, another reads from it.
-    pub loopback: f64,
-    /// Blocks by [`Way::Tcp`].
-    pub tcp: f64,
-    /// Blocks by [`Way::Pull`]; 0 where the system does not permit it.
-    pub pull: f64,
-    /// Blocks by [`Way::Ring`].
-    pub ring: f64,
+/// How fast a way is, and what bounds it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Speed {
+    /// How blocks were moved.
+    pub way: Way,
+    /// Bytes in a second, the median of all rounds.
+    pub rate: f64,
+    /// The same of a plain connection for [`Way::Tcp`], of a plain copy for the others.
+    pub bound: f64,
+    /// One over the other in the same round, the median of all rounds.
+    pub part: f64,
 }
 
 /// A measurement could not be made.
@@ -65,46 +69,80 @@ pub enum SpeedError {
     Transfer(String),
 }
 
-/// Moves about `n_bytes` of a pool by each way, `n_rounds` times.
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Move {
+    Copy,
+    Loopback,
+    Blocks(Way),
+}
+
+/// Moves about `n_bytes` of a pool by each way, `n_rounds` times; a way that the system does not permit is left out.
 ///
 /// # Errors
 /// When memory, sockets or threads are refused, or a transfer fails where its way is open.
 ///
 /// # Panics
-/// When a thread of the measurement panics.
-pub fn measure(layout: KvLayout, n_bytes: usize, n_rounds: usize) -> Result<Speeds, SpeedError> {
+/// When a thread of the measurement panics, or without a round.
+pub fn measure(layout: KvLayout, n_bytes: usize, n_rounds: usize) -> Result<Vec<Speed>, SpeedError> {
     let n_blocks = (n_bytes / layout.block_bytes_total()).max(1);
     let n_bytes = n_blocks * layout.block_bytes_total();
     let mut plain = Plain::new(layout, n_bytes)?;
-    let mut ways = Vec::new();
+    let mut pairs = Vec::new();
     for way in [Way::Tcp, Way::Pull, Way::Ring] {
-        ways.push((way, Pair::start(layout, n_blocks as u32, way)?));
-    }
-    let mut best = Speeds::default();
-    for _ in 0..n_rounds {
-        let round = |rate: &mut f64, took: Duration| *rate = rate.max(n_bytes as f64 / took.as_secs_f64());
-        round(&mut best.memcpy, plain.copy());
-        round(&mut best.loopback, plain.loopback()?);
-        for (way, pair) in &ways {
-            let rate = match way {
-                Way::Tcp => &mut best.tcp,
-                Way::Pull => &mut best.pull,
-                Way::Ring => &mut best.ring,
-            };
-            match pair.fetch() {
-                Ok(took) => round(rate, took),
-                Err(_) if *way == Way::Pull => {}
-                Err(error) => return Err(SpeedError::Transfer(format!("{way:?}: {:?}", error.reason))),
-            }
+        let pair = Pair::start(layout, n_blocks as u32, way)?;
+        // Not counted: workers connect and agree, and learn whether the way is open.
+        match pair.fetch() {
+            Ok(_) => pairs.push((way, pair)),
+            Err(FetchError { reason: FetchFailure::NoWay { .. }, .. }) => {}
+            Err(error) => return Err(failed(way, &error)),
         }
     }
-    Ok(best)
+    let mut moves = vec![Move::Copy, Move::Loopback];
+    moves.extend(pairs.iter().map(|(way, _)| Move::Blocks(*way)));
+    let mut rounds = Vec::new();
+    for _ in 0..n_rounds {
+        let mut round = Vec::new();
+        for &what in &moves {
+            let took = match what {
+                Move::Copy => plain.copy(),
+                Move::Loopback => plain.loopback()?,
+                Move::Blocks(way) => {
+                    let (_, pair) = pairs.iter().find(|(known, _)| *known == way).expect("only open ways are moves");
+                    pair.fetch().map_err(|error| failed(way, &error))?
+                }
+            };
+            round.push((what, n_bytes as f64 / took.as_secs_f64()));
+        }
+        rounds.push(round);
+        moves.reverse();
+    }
+    let all = |what: Move| rounds.iter().flatten().filter(move |(known, _)| *known == what).map(|(_, rate)| *rate);
+    let speed = |way: Way| {
+        let bound = if way == Way::Tcp { Move::Loopback } else { Move::Copy };
+        let parts = all(Move::Blocks(way)).zip(all(bound)).map(|(rate, bound)| rate / bound);
+        Speed { way, rate: median(all(Move::Blocks(way))), bound: median(all(bound)), part: median(parts) }
+    };
+    Ok(pairs.iter().map(|(way, _)| speed(*way)).collect())
 }
 
-/// Memory as pools have it.
+fn failed(way: Way, error: &FetchError) -> SpeedError {
+    SpeedError::Transfer(format!("{way:?}: {:?}", error.reason))
+}
+
+/// The middle one, the upper of two.
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Memory as pools have it, and a connection as workers have it.
 struct Plain {
     source: Mapping,
     target: Mapping,
+    writer: PlainStream,
+    reader: PlainStream,
     block_bytes: usize,
     /// From where each block is copied and to where.
     blocks: Vec<(BlockId, BlockId)>,
@@ -116,7 +154,12 @@ impl Plain {
         let n_blocks = (n_bytes / block_bytes) as u32;
         let blocks = scattered(n_blocks, 1).into_iter().zip(scattered(n_blocks, 2)).collect();
         let (source, target) = (Mapping::zeroed(n_bytes)?, Mapping::zeroed(n_bytes)?);
-        let mut plain = Self { source, target, block_bytes, blocks };
+        let listener = PlainListener::bind("127.0.0.1:0")?;
+        let reader = PlainStream::connect(listener.local_addr()?)?;
+        let (writer, _) = listener.accept()?;
+        link::tune(&reader)?;
+        link::tune(&writer)?;
+        let mut plain = Self { source, target, writer, reader, block_bytes, blocks };
         plain.source.as_mut_slice().fill(1);
         plain.target.as_mut_slice().fill(2);
         Ok(plain)
@@ -133,14 +176,13 @@ impl Plain {
     }
 
     fn loopback(&mut self) -> io::Result<Duration> {
-        let listener = PlainListener::bind("127.0.0.1:0")?;
-        let mut reader = PlainStream::connect(listener.local_addr()?)?;
-        let (mut writer, _) = listener.accept()?;
-        let (source, target) = (self.source.as_slice(), self.target.as_mut_slice());
+        let Self { source, target, writer, reader, .. } = self;
+        let (source, target) = (source.as_slice(), target.as_mut_slice());
         let start = clock::now();
         thread::scope(|scope| {
-            let writing = scope.spawn(move || source.chunks(CALL_BYTES).try_for_each(|bytes| writer.write_all(bytes)));
-            target.chunks_mut(CALL_BYTES).try_for_each(|bytes| reader.read_exact(bytes))?;
+            let write = || source.chunks(CALL_BYTES_MAX).try_for_each(|bytes| writer.write_all(bytes));
+            let writing = scope.spawn(write);
+            target.chunks_mut(CALL_BYTES_MAX).try_for_each(|bytes| reader.read_exact(bytes))?;
             writing.join().expect("the writing thread does not panic")
         })?;
         Ok(clock::now() - start)
