@@ -4,6 +4,7 @@ pub mod blocks;
 pub mod checksum;
 pub mod file;
 pub mod runs;
+pub mod shared;
 
 use std::ptr::NonNull;
 

@@ -1,4 +1,4 @@
-//! Scattered parts of a pool moved as one string of bytes: to and from sockets, files and another process.
+//! Scattered parts of a pool moved as one string of bytes: to and from sockets, shared memory and another process.
 //! Hot path: no allocation, no lock, no log.
 
 use std::fmt;
@@ -6,14 +6,17 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
-use libc::{c_int, c_ulong, iovec};
+use libc::{c_ulong, iovec};
 
 use crate::error::Result;
 use crate::memory::blocks::{BlockMemory, Region};
 use crate::memory::checksum::Checksum;
+use crate::memory::shared::SharedMemory;
 
 /// Most bytes that one call moves, so that none holds up its thread for long (0.25 ms at 2 GB/s).
 pub const CALL_BYTES_MAX: usize = 512 << 10;
+/// Bytes that are copied and summed together: both find them in the fastest cache.
+const PIECE_BYTES: usize = 4 << 10;
 /// Most parts that one call names.
 const PARTS_MAX: usize = 256;
 
@@ -74,7 +77,7 @@ impl Runs {
     /// # Panics
     /// When the string is shorter.
     pub fn sum(&self, at: usize, n_bytes: usize, checksum: &mut Checksum) {
-        assert!(at.checked_add(n_bytes).is_some_and(|end| end <= self.n_bytes), "within the string");
+        self.check(at, n_bytes);
         pieces(&self.runs, at, n_bytes, |run| {
             let source = std::ptr::with_exposed_provenance::<u8>(run.address);
             // SAFETY: a part of a run, which `push` checked; the pool is mapped while `memory` lives, and the blocks are
@@ -119,28 +122,40 @@ impl Runs {
         moved(unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) })
     }
 
-    /// Writes the runs, from `at` on, to a file at `position`; what a call moves never exceeds `n_bytes`.
+    /// Copies `n_bytes` of the string, from `at` on, into shared memory at `position`, and sums them on their way.
     ///
-    /// # Errors
-    /// What the system says.
-    pub fn write_at(&self, file: BorrowedFd<'_>, position: u64, at: usize, n_bytes: usize) -> io::Result<usize> {
-        let mut parts = Parts::new();
-        parts.fill(&self.runs, at, n_bytes.min(CALL_BYTES_MAX));
-        let position = libc::off_t::try_from(position).map_err(|_| io::ErrorKind::InvalidInput)?;
-        // SAFETY: the parts are of runs, mapped while `memory` lives.
-        moved(unsafe { libc::pwritev(file.as_raw_fd(), parts.as_mut_ptr(), parts.len as c_int, position) })
+    /// # Panics
+    /// When the string or the memory is shorter.
+    pub fn put(&self, memory: &mut SharedMemory, mut position: usize, at: usize, n_bytes: usize, sum: &mut Checksum) {
+        self.small_pieces(at, n_bytes, |run| {
+            let source = std::ptr::with_exposed_provenance::<u8>(run.address);
+            // SAFETY: a part of a run, which `push` checked; the pool is mapped while `memory` lives, and the blocks are
+            // held by whoever moves them, so that nobody writes to them now.
+            unsafe {
+                sum.update(std::slice::from_raw_parts(source, run.len));
+                memory.write(position, source, run.len);
+            }
+            position += run.len;
+        });
+        memory.publish();
     }
 
-    /// Reads a file at `position` into the runs, from `at` on; what a call moves never exceeds `n_bytes`.
+    /// Copies `n_bytes` from `position` of shared memory into the runs, from `at` on, and sums what has come.
     ///
-    /// # Errors
-    /// What the system says.
-    pub fn read_at(&self, file: BorrowedFd<'_>, position: u64, at: usize, n_bytes: usize) -> io::Result<usize> {
-        let mut parts = Parts::new();
-        parts.fill(&self.runs, at, n_bytes.min(CALL_BYTES_MAX));
-        let position = libc::off_t::try_from(position).map_err(|_| io::ErrorKind::InvalidInput)?;
-        // SAFETY: the parts are of runs, mapped for writing while `memory` lives.
-        moved(unsafe { libc::preadv(file.as_raw_fd(), parts.as_mut_ptr(), parts.len as c_int, position) })
+    /// # Panics
+    /// When the string or the memory is shorter.
+    pub fn take(&self, memory: &SharedMemory, mut position: usize, at: usize, n_bytes: usize, sum: &mut Checksum) {
+        self.small_pieces(at, n_bytes, |run| {
+            let target = std::ptr::with_exposed_provenance_mut::<u8>(run.address);
+            // SAFETY: a part of a run, which `push` checked; the pool is mapped while `memory` lives, and the blocks are
+            // reserved for whoever moves them, so that nobody else reads or writes them now. They are summed where they
+            // went, for the memory may change under the sum.
+            unsafe {
+                memory.read(position, target, run.len);
+                sum.update(std::slice::from_raw_parts(target, run.len));
+            }
+            position += run.len;
+        });
     }
 
     /// Copies from another process's memory into the runs, both from `at` on.
@@ -158,6 +173,21 @@ impl Runs {
             theirs.fill(&remote.runs, at, ours.n_bytes);
         }
         vm_read(pid, &mut ours, &mut theirs)
+    }
+
+    /// Calls `take` for pieces of at most [`PIECE_BYTES`] that make up `n_bytes` from `at` on.
+    fn small_pieces(&self, at: usize, n_bytes: usize, mut take: impl FnMut(Run)) {
+        self.check(at, n_bytes);
+        pieces(&self.runs, at, n_bytes, |run| {
+            for offset in (0..run.len).step_by(PIECE_BYTES) {
+                take(Run { address: run.address + offset, len: PIECE_BYTES.min(run.len - offset) });
+            }
+            true
+        });
+    }
+
+    fn check(&self, at: usize, n_bytes: usize) {
+        assert!(at.checked_add(n_bytes).is_some_and(|end| end <= self.n_bytes), "within the string");
     }
 }
 

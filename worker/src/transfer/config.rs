@@ -26,8 +26,7 @@ pub struct TransferConfig {
     pub ways: Vec<Way>,
     /// Most bytes a second that this worker sends to all others together; absent is as fast as it goes.
     pub bytes_per_s_max: Option<u64>,
-    /// Bytes of the ring of one connection, where that is the way; two frames at least. More than fits in a core's cache
-    /// is slower.
+    /// Bytes of the ring of one connection, where that is the way; two frames at least.
     pub ring_bytes: u64,
     /// Connections from other workers at once; beyond it they are closed.
     pub connections_max: u32,
@@ -49,7 +48,7 @@ impl Default for TransferConfig {
             lease_ms: 5_000,
             ways: vec![Way::Pull, Way::Ring, Way::Tcp],
             bytes_per_s_max: None,
-            ring_bytes: 1 << 20,
+            ring_bytes: 4 << 20,
             connections_max: 64,
             idle_per_peer_max: 4,
             pairing_timeout_ms: 1_000,

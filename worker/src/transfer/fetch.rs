@@ -218,7 +218,7 @@ impl<'a> Fetch<'a> {
             return Err(unexpected("blocks in a ring".to_owned()));
         };
         let sum = if is_wanted {
-            ring.take(&self.runs).map_err(LinkError::from)?
+            ring.take(&self.runs)
         } else {
             ring.skip(header.payload_bytes);
             header.payload_sum

@@ -156,7 +156,7 @@ async fn serve_order<S: PrefillSource>(
     // The peer keeps its deadline itself and closes the connection; this is for one that has vanished.
     let until = Instant::from_std(clock::now() + order.deadline.min(TIME_MAX) + lease);
     let Paired { link, theirs, ring } = connection;
-    let room = Semaphore::new(ring.as_ref().map_or(0, |ring| ring.n_bytes() as usize));
+    let room = Semaphore::new(ring.as_ref().map_or(0, Ring::n_bytes));
     let ring_bytes = room.available_permits();
     let outlet = match (way, ring) {
         (Way::Tcp, _) if endpoint.config.ways.contains(&Way::Tcp) => Outlet::Tcp,

@@ -1,17 +1,19 @@
 //! A file in memory that two processes on one host write and read in turn, where neither may read the other's memory.
 //!
-//! The decode worker makes it and seals its length, so that no access can fail once it is open; nothing is left of it
-//! when both processes are gone. Which part holds what is said on the connection: bytes follow one another around the
-//! file, and the writer has no more under way than fit.
+//! The decode worker makes it with room for all its pages and seals its length, so that no access can fail once it is
+//! open; nothing is left of it when both processes are gone. Which part holds what is said on the connection: bytes
+//! follow one another around the file, and the writer has no more under way than fit.
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 
 use kernels::memory::checksum::Checksum;
 use kernels::memory::runs::Runs;
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create};
+use kernels::memory::shared::SharedMemory;
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
+use rustix::fs::{fallocate, fcntl_add_seals, fcntl_get_seals, memfd_create};
 
 use super::host::PROOF_BYTES;
 use super::message::RingOffer;
@@ -22,8 +24,9 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 /// One side's view of the file.
 #[derive(Debug)]
 pub(super) struct Ring {
-    file: File,
-    n_bytes: u64,
+    memory: SharedMemory,
+    /// What the peer opens.
+    _file: File,
     /// Bytes that went through so far.
     position: u64,
 }
@@ -32,13 +35,13 @@ impl Ring {
     /// Makes a ring for the peer to open.
     pub(super) fn create(n_bytes: u64) -> io::Result<(Self, RingOffer)> {
         let file = File::from(memfd_create("tessera-kv-ring", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
-        ftruncate(&file, n_bytes)?;
+        fallocate(&file, FallocateFlags::empty(), 0, n_bytes)?;
         fcntl_add_seals(&file, SEALS | SealFlags::SEAL)?;
         let proof = daemon::random::u128().to_le_bytes();
         file.write_all_at(&proof, 0)?;
         let descriptor = u32::try_from(file.as_raw_fd()).map_err(|_| io::ErrorKind::InvalidInput)?;
         let offer = RingOffer { pid: std::process::id(), descriptor, n_bytes, proof: proof.to_vec() };
-        Ok((Self { file, n_bytes, position: 0 }, offer))
+        Ok((Self { memory: SharedMemory::map(&file)?, _file: file, position: 0 }, offer))
     }
 
     /// Opens the ring that a peer offers, and makes sure that it is that and stays as long as it is.
@@ -51,34 +54,22 @@ impl Ring {
         if proof != *offer.proof || !is_whole {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the file is not the ring that was offered"));
         }
-        Ok(Self { file, n_bytes: offer.n_bytes, position: 0 })
+        Ok(Self { memory: SharedMemory::map(&file)?, _file: file, position: 0 })
     }
 
     /// Bytes that fit at once.
-    pub(super) fn n_bytes(&self) -> u64 {
-        self.n_bytes
+    pub(super) fn n_bytes(&self) -> usize {
+        self.memory.len()
     }
 
-    /// Copies runs in; there must be room.
-    pub(super) fn put(&mut self, runs: &Runs) -> io::Result<()> {
-        let mut at = 0;
-        while at < runs.n_bytes() {
-            let (offset, room) = self.turn();
-            at += self.advance(runs.write_at(self.file.as_fd(), offset, at, room)?)?;
-        }
-        Ok(())
+    /// Copies runs in, for which there must be room, and returns their checksum.
+    pub(super) fn put(&mut self, runs: &Runs) -> u64 {
+        self.around(runs.n_bytes(), |memory, position, at, n_bytes, sum| runs.put(memory, position, at, n_bytes, sum))
     }
 
-    /// Copies what follows out into runs, and sums it while it is in the cache.
-    pub(super) fn take(&mut self, runs: &Runs) -> io::Result<u64> {
-        let (mut at, mut checksum) = (0, Checksum::new());
-        while at < runs.n_bytes() {
-            let (offset, room) = self.turn();
-            let n_bytes = self.advance(runs.read_at(self.file.as_fd(), offset, at, room)?)?;
-            runs.sum(at, n_bytes, &mut checksum);
-            at += n_bytes;
-        }
-        Ok(checksum.value())
+    /// Copies what follows out into runs, and returns the checksum of what has come.
+    pub(super) fn take(&mut self, runs: &Runs) -> u64 {
+        self.around(runs.n_bytes(), |memory, position, at, n_bytes, sum| runs.take(memory, position, at, n_bytes, sum))
     }
 
     /// Passes over bytes that nobody wants.
@@ -86,18 +77,21 @@ impl Ring {
         self.position = self.position.wrapping_add(n_bytes);
     }
 
-    /// Where it goes on, and how far until it begins again.
-    fn turn(&self) -> (u64, usize) {
-        let offset = self.position % self.n_bytes;
-        (offset, usize::try_from(self.n_bytes - offset).unwrap_or(usize::MAX))
-    }
-
-    fn advance(&mut self, n_bytes: usize) -> io::Result<usize> {
-        if n_bytes == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
+    /// Moves the next `n_bytes`, in parts where it begins again: position in the file, position in what moves, bytes.
+    fn around(
+        &mut self,
+        n_bytes: usize,
+        mut part: impl FnMut(&mut SharedMemory, usize, usize, usize, &mut Checksum),
+    ) -> u64 {
+        let (mut at, mut checksum) = (0, Checksum::new());
+        while at < n_bytes {
+            let position = (self.position % self.memory.len() as u64) as usize;
+            let len = (self.memory.len() - position).min(n_bytes - at);
+            part(&mut self.memory, position, at, len, &mut checksum);
+            self.position = self.position.wrapping_add(len as u64);
+            at += len;
         }
-        self.position += n_bytes as u64;
-        Ok(n_bytes)
+        checksum.value()
     }
 }
 

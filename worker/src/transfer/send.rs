@@ -22,11 +22,11 @@ use super::ring::Ring;
 use super::{Order, Progress, Share, Way};
 
 /// Payload of a frame, unless a single block is larger: long enough that headers cost nothing, short enough that what
-/// was summed is still in the cache when it is sent, and that a thread's other tasks do not wait long.
-const TCP_FRAME_BYTES: usize = 1 << 20;
+/// was summed is still in the core's own cache when it is sent, and that a thread's other tasks do not wait long.
+const TCP_FRAME_BYTES: usize = 512 << 10;
 /// Nothing is copied here, but the peer may have to be woken for each frame, which takes as long as to copy 256 KiB.
 const PULL_FRAME_BYTES: usize = 4 << 20;
-/// Two of these are in a ring that stays in a core's cache.
+/// Some of these are in a ring, so that one can be put in while another is taken out.
 pub(super) const RING_FRAME_BYTES: usize = 512 << 10;
 
 /// Longest silence towards the peer.
@@ -172,8 +172,7 @@ impl Sending<'_> {
             }
             self.while_working(sleep_until(passed_at)).await?;
         }
-        let mut checksum = Checksum::new();
-        runs.sum(0, runs.n_bytes(), &mut checksum);
+        let payload_sum = self.sum(runs).await?;
         let header = Header {
             kind,
             incarnation: engine.incarnation,
@@ -184,13 +183,31 @@ impl Sending<'_> {
             first_block: blocks.start,
             n_blocks: blocks.end - blocks.start,
             payload_bytes: runs.n_bytes() as u64,
-            payload_sum: checksum.value(),
+            payload_sum,
         };
         self.out(&header, table, runs).await?;
         metrics.sent(way, header.payload_bytes);
         // Other tasks of this thread have waited for a frame's copying.
         yield_now().await;
         Ok(())
+    }
+
+    /// The checksum of blocks, which are in the ring then where there is one.
+    async fn sum(&mut self, runs: &Runs) -> Result<u64, LinkError> {
+        if let Outlet::Ring(ring, room) = &mut self.outlet {
+            let n_bytes = u32::try_from(runs.n_bytes()).unwrap_or(u32::MAX);
+            return match timeout_at(self.until, room.acquire_many(n_bytes)).await {
+                Ok(Ok(permit)) => {
+                    permit.forget();
+                    Ok(ring.put(runs))
+                }
+                Ok(Err(_)) => Err(LinkError::Closed),
+                Err(_) => Err(LinkError::Late),
+            };
+        }
+        let mut checksum = Checksum::new();
+        runs.sum(0, runs.n_bytes(), &mut checksum);
+        Ok(checksum.value())
     }
 
     async fn out(&mut self, header: &Header, blocks: &[BlockId], runs: &Runs) -> Result<(), LinkError> {
@@ -202,16 +219,7 @@ impl Sending<'_> {
                 self.scratch.extend(blocks.iter().flat_map(|block| block.0.to_le_bytes()));
                 self.link.write(&self.scratch, self.until).await
             }
-            Outlet::Ring(ring, room) => {
-                let n_bytes = u32::try_from(runs.n_bytes()).unwrap_or(u32::MAX);
-                match timeout_at(self.until, room.acquire_many(n_bytes)).await {
-                    Ok(Ok(permit)) => permit.forget(),
-                    Ok(Err(_)) => return Err(LinkError::Closed),
-                    Err(_) => return Err(LinkError::Late),
-                }
-                ring.put(runs)?;
-                self.link.write(&header.to_bytes(), self.until).await
-            }
+            Outlet::Ring(..) => self.link.write(&header.to_bytes(), self.until).await,
         }
     }
 }

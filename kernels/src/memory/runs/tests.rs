@@ -1,7 +1,7 @@
 //! Runs of a pool beside the string they stand for.
 
 use std::fs::File;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, FromRawFd as _};
 use std::os::unix::net::UnixStream;
 
 use super::*;
@@ -72,23 +72,44 @@ fn a_socket_carries_the_string_however_it_is_cut() {
     assert_eq!(into.receive(far.as_fd(), 0).unwrap(), 0, "the peer has closed");
 }
 
+/// What two processes would share.
+fn shared(n_bytes: usize) -> SharedMemory {
+    // SAFETY: makes a new file, whose descriptor nobody else owns.
+    let file = unsafe {
+        let descriptor = libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
+        File::from_raw_fd(descriptor)
+    };
+    file.set_len(n_bytes as u64).unwrap();
+    // SAFETY: seals the file that was just made.
+    assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) }, 0);
+    SharedMemory::map(&file).unwrap()
+}
+
 #[test]
-fn a_file_carries_the_string_and_no_call_moves_more_than_asked() {
+fn shared_memory_carries_the_string_however_it_is_cut_and_lies() {
     let (_pool, runs, string) = scattered();
     let (target, into) = empty_of(string.len());
-    let file = tempfile::tempfile().unwrap();
-    let turn = |mut call: Box<dyn FnMut(u64, usize, usize) -> io::Result<usize> + '_>| {
-        let mut at = 0;
-        while at < string.len() {
-            let n = call(100 + at as u64, at, 9_999).unwrap();
-            assert!((1..=9_999).contains(&n));
-            at += n.min(string.len() - at);
+    let mut memory = shared(20_000);
+    let (mut put, mut taken) = (Checksum::new(), Checksum::new());
+    let mut at = 0;
+    for n_bytes in [1, 63, 64, 65, 4_095, 4_097, 9_999].into_iter().cycle() {
+        let (n_bytes, position) = (n_bytes.min(string.len() - at), at % 10_001);
+        runs.put(&mut memory, position, at, n_bytes, &mut put);
+        into.take(&memory, position, at, n_bytes, &mut taken);
+        at += n_bytes;
+        if at == string.len() {
+            break;
         }
-    };
-    let fd = File::as_fd(&file);
-    turn(Box::new(|position, at, most| runs.write_at(fd, position, at, most)));
-    turn(Box::new(|position, at, most| into.read_at(fd, position, at, most)));
+    }
     assert_eq!(string_of(&target, string.len()), string);
+    assert_eq!([put.value(), taken.value()], [Checksum::of(&string); 2]);
+}
+
+#[test]
+#[should_panic(expected = "within the shared memory")]
+fn nothing_is_put_beyond_shared_memory() {
+    let (_pool, runs, _) = scattered();
+    runs.put(&mut shared(4096), 4000, 0, 97, &mut Checksum::new());
 }
 
 #[test]

@@ -1,11 +1,10 @@
 //! Heads of one rank to several and back.
 
-use std::os::fd::AsFd as _;
-
 use contract::ids::BlockId;
 use contract::kv::{BlockOrder, KvDtype, KvLayout};
 
 use super::super::Share;
+use super::super::ring::Ring;
 use super::pair::{Setup, WAYS, layout, order};
 use super::pool::Pool;
 use super::random::Random;
@@ -18,7 +17,7 @@ fn half(layout: KvLayout, first_head: u32) -> Share {
     Share { layout: KvLayout { kv_heads: 4, ..layout }, first_head }
 }
 
-/// Moves the heads that both hold, by a file.
+/// Moves the heads that both hold, through memory.
 fn copy(from: &Pool, to: &Pool, blocks: [&[BlockId]; 2]) {
     let heads = from.share.shared_heads(&to.share);
     let (mut source, mut target) = (from.memory.runs(), to.memory.runs());
@@ -26,14 +25,9 @@ fn copy(from: &Pool, to: &Pool, blocks: [&[BlockId]; 2]) {
         from.share.list(&heads, layer, blocks[0], &mut source).unwrap();
         to.share.list(&heads, layer, blocks[1], &mut target).unwrap();
         assert_eq!(source.n_bytes(), target.n_bytes());
-        let file = tempfile::tempfile().unwrap();
-        let (mut n_written, mut n_read) = (0, 0);
-        while n_written < source.n_bytes() {
-            n_written += source.write_at(file.as_fd(), n_written as u64, n_written, usize::MAX).unwrap();
-        }
-        while n_read < target.n_bytes() {
-            n_read += target.read_at(file.as_fd(), n_read as u64, n_read, usize::MAX).unwrap();
-        }
+        let (mut ring, offer) = Ring::create(source.n_bytes() as u64).unwrap();
+        let mut opened = Ring::open(&offer).unwrap();
+        assert_eq!(ring.put(&source), opened.take(&target));
     }
 }
 
