@@ -162,6 +162,26 @@ async fn what_runs_at_the_end_of_a_workers_grace_goes_on_elsewhere() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn the_life_that_lives_is_sent_away_though_a_dead_one_is_known_whose_address_is_anothers_now() {
+    let mut plan = Plan { n_workers: 1, ttl_ms: 60_000, ..Plan::default() };
+    let _folder = plan.simulate(SWIFT);
+    let mut cluster = Cluster::start(plan).await;
+    let mut dead = cluster.workers.remove(0);
+    dead.process.kill();
+    let other = cluster.start_worker_at("other", &dead.address);
+    let mut after = cluster.start_worker(&dead.id);
+    cluster.workers.push(other);
+    // One of them is the new life.
+    cluster.wait_for_workers(2).await;
+    let draining = drain(&cluster, &dead.id, &["--now"]);
+    assert!(draining.errors().contains(&format!("passes over a life of {} at {}", dead.id, dead.address)));
+    assert!(after.process.ended(START).success(), "{}", after.process.errors());
+    cluster.wait_for_workers(1).await;
+    let routers = [cluster.routers[0].http.clone()];
+    assert!(ask(&routers, 0, &load::request(1)).await.unwrap().said().is_some(), "the other worker serves on");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_router_that_is_told_to_stop_cuts_no_stream() {
     let (mut cluster, _folder) = start(toml::Table::new()).await;
     let body = client::completion("tiny", &[5, 6, 7], 400);

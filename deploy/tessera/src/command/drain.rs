@@ -4,7 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
-use contract::view::ClusterView;
+use contract::ids::{EngineId, Incarnation};
+use contract::view::{ClusterView, EngineView};
 use daemon::client::{ChannelOptions, channel};
 use daemon::config::Document;
 use proto::cluster::v1::WatchViewRequest;
@@ -32,6 +33,8 @@ SIGTERM to the worker does the same within worker.server.grace_ms.";
 const VIEW_MAX: Duration = Duration::from_secs(10);
 /// Longest silence of a worker that drains, which tells of itself every second.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
+/// Longest wait for a life of the worker to say that it lives.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// Longest time for a worker that has nothing left to do to end, and time between two looks.
 const END_MAX: Duration = Duration::from_secs(60);
 const END_LOOK: Duration = Duration::from_millis(100);
@@ -58,12 +61,19 @@ pub(crate) struct Args {
     now: bool,
 }
 
+/// A life of the worker, as a scheduler knows it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Life {
+    incarnation: Incarnation,
+    address: String,
+}
+
 /// Finds the worker, sends it away and waits for its end.
 pub(crate) async fn run(args: Args) -> Result<()> {
     let name = &args.worker;
-    let addresses = find(name, &schedulers(&args)?).await?;
+    let known = find(name, &schedulers(&args)?).await?;
     let grace = if args.now { Some(Duration::ZERO) } else { args.grace };
-    for address in addresses {
+    for Life { address, .. } in living(name, known).await? {
         output::error(&format!("{name} at {address} takes no new request"));
         drain(name, &address, grace).await?;
         output::error(&format!("{name} has left"));
@@ -85,13 +95,13 @@ fn schedulers(args: &Args) -> Result<Vec<String>> {
     Ok(listed)
 }
 
-/// Where the lives of a worker are, as the first scheduler that answers sees it.
-async fn find(worker: &str, schedulers: &[String]) -> Result<Vec<String>> {
+/// The lives of a worker, as the first scheduler that answers sees it.
+async fn find(worker: &str, schedulers: &[String]) -> Result<Vec<Life>> {
     let mut last_error = None;
     for scheduler in schedulers {
         let seen = timeout(VIEW_MAX, view(scheduler)).await.unwrap_or_else(|_| bail!("it does not answer"));
         match seen.with_context(|| format!("cannot ask the scheduler at {scheduler}")) {
-            Ok(view) => return addresses(worker, &view),
+            Ok(view) => return lives(worker, &view),
             Err(error) => last_error = Some(error),
         }
     }
@@ -105,12 +115,13 @@ async fn view(scheduler: &str) -> Result<ClusterView> {
     Ok(views.message().await?.context("it tells no view")?.try_into()?)
 }
 
-fn addresses(worker: &str, view: &ClusterView) -> Result<Vec<String>> {
+fn lives(worker: &str, view: &ClusterView) -> Result<Vec<Life>> {
     let of_worker = view.engines.iter().filter(|engine| engine.engine.worker.as_str() == worker);
-    let mut addresses: Vec<String> = of_worker.map(|engine| engine.address.clone()).collect();
-    addresses.sort_unstable();
-    addresses.dedup();
-    if addresses.is_empty() {
+    let life = |engine: &EngineView| Life { incarnation: engine.engine.incarnation, address: engine.address.clone() };
+    let mut lives: Vec<Life> = of_worker.map(life).collect();
+    lives.sort_unstable();
+    lives.dedup();
+    if lives.is_empty() {
         let mut known: Vec<&str> = view.engines.iter().map(|engine| engine.engine.worker.as_str()).collect();
         known.sort_unstable();
         known.dedup();
@@ -118,7 +129,33 @@ fn addresses(worker: &str, view: &ClusterView) -> Result<Vec<String>> {
             if known.is_empty() { "there is none".to_owned() } else { format!("there are {}", known.join(", ")) };
         bail!("the scheduler knows no worker {worker}; {known}");
     }
-    Ok(addresses)
+    Ok(lives)
+}
+
+/// Those of `known` that answer: one that was killed is known until its lease ends, and its address may be another's by
+/// then.
+async fn living(worker: &str, known: Vec<Life>) -> Result<Vec<Life>> {
+    let (mut living, mut why_not) = (Vec::new(), Vec::new());
+    for life in known {
+        match timeout(ANSWER_MAX, answers(worker, &life)).await.unwrap_or_else(|_| bail!("it does not answer")) {
+            Ok(()) => living.push(life),
+            Err(error) => why_not.push(format!("at {}: {error:#}", life.address)),
+        }
+    }
+    if living.is_empty() {
+        bail!("no life of {worker} that the scheduler knows can be reached; {}", why_not.join("; "));
+    }
+    why_not.iter().for_each(|why| output::error(&format!("passes over a life of {worker} {why}")));
+    Ok(living)
+}
+
+async fn answers(worker: &str, life: &Life) -> Result<()> {
+    let mut client = WorkerClient::new(channel(&life.address, &ChannelOptions::default())?);
+    let described = client.describe(DescribeRequest {}).await?.into_inner();
+    let engines: Vec<EngineId> = described.engines.into_iter().map(EngineId::from).collect();
+    let is_it = |engine: &EngineId| engine.worker.as_str() == worker && engine.incarnation == life.incarnation;
+    let other = engines.iter().find(|engine| !is_it(engine));
+    other.map_or(Ok(()), |other| bail!("{other} answers there"))
 }
 
 async fn drain(worker: &str, address: &str, grace: Option<Duration>) -> Result<()> {
