@@ -3,7 +3,7 @@
 use contract::cost::CostCoefficients;
 use contract::ids::Incarnation;
 use contract::occupancy::{BlockCounts, Occupancy};
-use contract::view::{ClusterView, EngineView, Member, MemberKey, MemberKind, Role};
+use contract::view::{ClusterView, DrainReason, EngineView, Member, MemberKey, MemberKind, Role};
 
 use crate::cluster::v1 as wire;
 use crate::convert::{WireError, required};
@@ -129,6 +129,7 @@ impl From<&Occupancy> for wire::Occupancy {
             cost: Some(occupancy.cost.into()),
             step_tokens: occupancy.step_tokens,
             tokens_prefilled: occupancy.tokens_prefilled,
+            stalled: occupancy.is_stalled,
         }
     }
 }
@@ -148,6 +149,7 @@ impl TryFrom<wire::Occupancy> for Occupancy {
             cost: occupancy.cost.map(Into::into).unwrap_or_default(),
             step_tokens: occupancy.step_tokens,
             tokens_prefilled: occupancy.tokens_prefilled,
+            is_stalled: occupancy.stalled,
         })
     }
 }
@@ -171,6 +173,24 @@ fn role(value: i32) -> Result<Role, WireError> {
     }
 }
 
+impl From<Option<DrainReason>> for wire::DrainReason {
+    fn from(reason: Option<DrainReason>) -> Self {
+        match reason {
+            None => Self::Unspecified,
+            Some(DrainReason::Leaving) => Self::Leaving,
+            Some(DrainReason::Stalled) => Self::Stalled,
+        }
+    }
+}
+
+/// A scheduler that is older gives no reason, and one that is newer may give others: it drains all the same.
+fn drain_reason(value: i32) -> DrainReason {
+    match wire::DrainReason::try_from(value) {
+        Ok(wire::DrainReason::Stalled) => DrainReason::Stalled,
+        Ok(wire::DrainReason::Unspecified | wire::DrainReason::Leaving) | Err(_) => DrainReason::Leaving,
+    }
+}
+
 impl From<&EngineView> for wire::EngineView {
     fn from(view: &EngineView) -> Self {
         Self {
@@ -178,8 +198,9 @@ impl From<&EngineView> for wire::EngineView {
             address: view.address.clone(),
             identity: Some((&view.identity).into()),
             role: wire::Role::from(view.role).into(),
-            draining: view.draining,
+            draining: view.draining.is_some(),
             occupancy: view.occupancy.as_ref().map(Into::into),
+            drain_reason: wire::DrainReason::from(view.draining).into(),
         }
     }
 }
@@ -193,7 +214,7 @@ impl TryFrom<wire::EngineView> for EngineView {
             address: view.address,
             identity: required("identity", view.identity)?.try_into()?,
             role: role(view.role)?,
-            draining: view.draining,
+            draining: view.draining.then(|| drain_reason(view.drain_reason)),
             occupancy: view.occupancy.map(TryInto::try_into).transpose()?,
         })
     }
@@ -244,13 +265,14 @@ mod tests {
             cost: CostCoefficients { decode_base_ms: 1.5, ..CostCoefficients::default() },
             step_tokens: 512,
             tokens_prefilled: 1 << 40,
+            is_stalled: true,
         };
         let engine_view = EngineView {
             engine,
             address: "127.0.0.1:1".to_owned(),
             identity,
             role: Role::Decode,
-            draining: true,
+            draining: Some(DrainReason::Stalled),
             occupancy: Some(occupancy),
         };
         ClusterView { epoch: 1, version: 2, engines: vec![engine_view] }

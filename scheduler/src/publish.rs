@@ -1,10 +1,12 @@
 //! The loop that owns the state: events in, views out, at its own pace.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use contract::ids::EngineId;
 use contract::occupancy::Occupancy;
-use contract::view::ClusterView;
+use contract::view::{ClusterView, DrainReason};
 use daemon::clock;
 use daemon::shutdown::Shutdown;
 use membership::WatchStream;
@@ -44,6 +46,8 @@ pub(crate) struct Publisher {
     /// Shortest time between two views.
     pub(crate) interval: Duration,
     pub(crate) views: watch::Sender<Latest>,
+    /// Engines that the last view wishes to drain since they stand still.
+    pub(crate) stalled: BTreeSet<EngineId>,
 }
 
 impl Publisher {
@@ -118,8 +122,22 @@ impl Publisher {
     }
 
     fn publish(&mut self) {
+        self.tell_wishes();
         self.views.send_replace(Some(Arc::new(self.state.view().clone())));
         self.telemetry.observe(&self.state);
+    }
+
+    fn tell_wishes(&mut self) {
+        let views = self.state.view().engines.iter();
+        let is_stalled = views.filter(|view| view.draining == Some(DrainReason::Stalled));
+        let stalled: BTreeSet<EngineId> = is_stalled.map(|view| view.engine.clone()).collect();
+        for engine in stalled.difference(&self.stalled) {
+            tracing::warn!(%engine, "stands still: it gets no new work until it steps again");
+        }
+        for engine in self.stalled.difference(&stalled) {
+            tracing::info!(%engine, "is no longer known to stand still");
+        }
+        self.stalled = stalled;
     }
 }
 

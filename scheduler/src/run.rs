@@ -1,5 +1,6 @@
 //! The scheduler as a process: binds, serves, stops.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -60,6 +61,7 @@ pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
         telemetry: Telemetry::new(),
         interval: config.view_interval(),
         views: views_sender,
+        stalled: BTreeSet::new(),
     };
     tasks.spawn("scheduler-state", publisher.run(events, members, stopping.clone()));
     tasks.spawn("scheduler-ready", report_ready(readiness.clone(), views.clone(), config.clone()));

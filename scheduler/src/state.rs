@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use contract::ids::{DataRank, EngineId, WorkerId};
 use contract::occupancy::Occupancy;
-use contract::view::{ClusterView, EngineView, Member, MemberKey, MemberKind, Role};
+use contract::view::{ClusterView, DrainReason, EngineView, Member, MemberKey, MemberKind, Role};
 use membership::WatchEvent;
 use thiserror::Error;
 
@@ -156,7 +156,7 @@ impl State {
     pub fn give_roles(&mut self, now: Instant) -> bool {
         let told: BTreeSet<&str> =
             self.members.values().filter(|member| member.role.is_some()).map(|member| member.id.as_str()).collect();
-        let free = |view: &&EngineView| !view.draining && !told.contains(view.engine.worker.as_str());
+        let free = |view: &&EngineView| view.draining.is_none() && !told.contains(view.engine.worker.as_str());
         let engines: Vec<&EngineView> = self.view.engines.iter().filter(free).collect();
         let Some(roles) = self.roles.decide(&engines, now) else { return false };
         for view in &mut self.view.engines {
@@ -187,6 +187,7 @@ impl State {
         let view = &mut self.view.engines[index];
         if view.occupancy != occupancy {
             view.occupancy = occupancy;
+            view.draining = drain_reason(view);
             self.view.version += 1;
         }
     }
@@ -221,6 +222,7 @@ impl State {
         for view in &mut engines {
             if let Some(index) = self.find(&view.engine) {
                 view.occupancy = self.view.engines[index].occupancy.take();
+                view.draining = drain_reason(view);
             }
         }
         self.reports.retain(|engine, _| engines.binary_search_by(|view| view.engine.cmp(engine)).is_ok());
@@ -246,11 +248,18 @@ fn engines_of(member: &Member, roles: &Roles) -> Vec<EngineView> {
             engine,
             address: member.address.clone(),
             identity: identity.clone(),
-            draining: member.draining,
+            draining: member.draining.then_some(DrainReason::Leaving),
             occupancy: None,
         }
     };
     (0..member.n_data_ranks).map(engine_of).collect()
+}
+
+/// Why an engine is to get no new work: its worker leaves, or it says that it stands still, until it says otherwise or
+/// nothing any more.
+fn drain_reason(view: &EngineView) -> Option<DrainReason> {
+    let is_stalled = view.occupancy.as_ref().is_some_and(|occupancy| occupancy.is_stalled);
+    view.draining.filter(|reason| *reason == DrainReason::Leaving).or(is_stalled.then_some(DrainReason::Stalled))
 }
 
 /// Whether nothing but the occupancy may differ.

@@ -1,6 +1,6 @@
 //! The scheduler's own metrics.
 
-use contract::view::MemberKind;
+use contract::view::{DrainReason, MemberKind};
 use daemon::telemetry::metrics::{Counter, Gauge, Scope, scope};
 use daemon::telemetry::names;
 
@@ -14,7 +14,7 @@ pub(crate) struct Telemetry {
     workers: Gauge,
     routers: Gauge,
     schedulers: Gauge,
-    engines: [Gauge; 4],
+    engines: [Gauge; 5],
     blocks: [Gauge; 4],
 }
 
@@ -28,7 +28,7 @@ impl Telemetry {
             workers: members("worker"),
             routers: members("router"),
             schedulers: members("scheduler"),
-            engines: ["reporting", "silent", "draining", "refused"].map(engines),
+            engines: ["reporting", "silent", "draining", "stalled", "refused"].map(engines),
             blocks: ["total", "allocated", "cached", "free"].map(blocks),
             scope,
         }
@@ -61,21 +61,22 @@ impl Telemetry {
         for (gauge, n) in [&self.workers, &self.routers, &self.schedulers].into_iter().zip(members) {
             gauge.set(n);
         }
-        let mut engines = [0_i64; 4];
+        let mut engines = [0_i64; 5];
         let mut blocks = [0_i64; 4];
         for engine in &state.view().engines {
             let reported = engine.occupancy.as_ref();
             engines[match (engine.draining, reported) {
-                (true, _) => 2,
-                (false, Some(_)) => 0,
-                (false, None) => 1,
+                (Some(DrainReason::Leaving), _) => 2,
+                (Some(DrainReason::Stalled), _) => 3,
+                (None, Some(_)) => 0,
+                (None, None) => 1,
             }] += 1;
             if let Some(counts) = reported.map(|occupancy| occupancy.blocks) {
                 let counts = [counts.total, counts.allocated, counts.cached, counts.free];
                 blocks.iter_mut().zip(counts).for_each(|(sum, n)| *sum += i64::from(n));
             }
         }
-        engines[3] = i64::try_from(state.refused().len()).unwrap_or(i64::MAX);
+        engines[4] = i64::try_from(state.refused().len()).unwrap_or(i64::MAX);
         for (gauge, n) in self.engines.iter().chain(&self.blocks).zip(engines.into_iter().chain(blocks)) {
             gauge.set(n);
         }

@@ -124,6 +124,7 @@ fn occupancy(member: &Member, step: u64) -> Occupancy {
         cost: CostCoefficients::default(),
         step_tokens: 0,
         tokens_prefilled: 0,
+        is_stalled: false,
     }
 }
 

@@ -15,10 +15,11 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tests::answer::Answer;
 use tests::client::{self, EventStream};
-use tests::cluster::{Cluster, Plan};
+use tests::cluster::{Cluster, Plan, SWIFT};
 use tests::metrics::Metrics;
 use tests::{place, seed, wait};
 use tokio::task::JoinHandle;
+use toml::Table;
 
 const START: Duration = Duration::from_secs(60);
 const N_TOKENS: u32 = 120;
@@ -157,6 +158,69 @@ async fn the_only_worker_is_killed_and_its_streams_wait_for_the_next() {
     cluster.workers.push(after);
     assert_equal(&streams.answers().await, &expected);
     cluster.wait_for_rest(START).await;
+}
+
+/// Hangs the engine of a worker that otherwise lives, before or while it runs `requests`, and lets it go on again.
+async fn hang_the_engine(with_scheduler: bool) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("hang");
+    let mut plan = Plan { n_workers: 2, ..Plan::default() };
+    let _profiles = plan.simulate(SWIFT);
+    plan.worker.extend(toml::toml! {
+        stall_ms_min = 2000
+        stall_ms_max = 2000
+    });
+    let profile = folder.path().join("profile.toml");
+    let hangs = format!("hangs_while = {:?}\n", file.display().to_string());
+    std::fs::write(&profile, hangs + SWIFT).unwrap();
+    plan.each_worker = vec![Table::from_iter([("sim_profile".to_owned(), profile.display().to_string().into())])];
+    let mut cluster = Cluster::start(plan).await;
+    let requests = requests(40);
+    let expected = undisturbed(&cluster, &requests).await;
+    if !with_scheduler {
+        cluster.scheduler.kill();
+    }
+    let streams = Streams::open(&cluster, &requests);
+    streams.all_begun().await;
+    std::fs::write(&file, "").unwrap();
+    let answers = tokio::time::timeout(START, streams.answers()).await.expect("they end while the engine hangs");
+    assert_equal(&answers, &expected);
+    assert!(answers.iter().all(|answer| answer.longest_gap < gap_max() + Duration::from_secs(3)));
+    assert!(migrations(&cluster).await > 0.0, "the engine hung too late");
+    let again = Streams::open(&cluster, &requests).answers().await;
+    assert_equal(&again, &expected);
+    let worker = cluster.workers[0].address.clone();
+    let count =
+        async |address: &str, name: &str, labels: &[&str]| Metrics::fetch(address).await.unwrap().sum(name, labels);
+    assert!(count(&worker, "tessera_engine_stalls_total", &[]).await >= 1.0);
+    let scheduler = cluster.scheduler.address("grpc");
+    if with_scheduler {
+        assert_eq!(count(&scheduler, "tessera_cluster_engines", &["state=\"stalled\""]).await, 1.0);
+    }
+    std::fs::remove_file(&file).unwrap();
+    cluster.wait_for_rest(START).await;
+    wait::until("it is used again", START, async || {
+        let steps = count(&worker, "tessera_engine_step_duration_seconds_count", &[]).await;
+        assert_equal(&Streams::open(&cluster, &requests).answers().await, &expected);
+        let more = count(&worker, "tessera_engine_step_duration_seconds_count", &[]).await - steps;
+        // What waited when it hung is a step or two.
+        if more > 20.0 { Ok(()) } else { Err(more) }
+    })
+    .await;
+    if with_scheduler {
+        assert_eq!(count(&scheduler, "tessera_cluster_engines", &["state=\"stalled\""]).await, 0.0);
+    }
+    cluster.wait_for_rest(START).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_hangs_in_a_worker_that_lives_and_its_streams_go_on_until_it_steps_again() {
+    hang_the_engine(true).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_hangs_where_there_is_no_scheduler_and_its_streams_go_on() {
+    hang_the_engine(false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

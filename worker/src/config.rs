@@ -13,6 +13,7 @@ use membership::MembershipConfig;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::stall::Limits;
 use crate::transfer::TransferConfig;
 
 /// Number format of weights in memory.
@@ -106,6 +107,12 @@ pub struct Config {
     pub reader_tokens_max: u32,
     /// Longest silence towards routers and schedulers.
     pub heartbeat_ms: u64,
+    /// The engine counts as standing still when a step runs for so long and for 20 times as long as predicted, or an event
+    /// waits for so long; longer than whatever else may hold up the machine.
+    pub stall_ms_min: u64,
+    /// The same, however long the step was predicted to run, and where nothing is predicted yet, as after the start; longer
+    /// than any step, at least `stall_ms_min`.
+    pub stall_ms_max: u64,
     /// Shortest time between two reports to a scheduler.
     pub report_interval_ms: u64,
     /// Batches of KV events that a router may lag behind before it gets a new snapshot.
@@ -155,6 +162,8 @@ impl Default for Config {
             cpu: String::new(),
             reader_tokens_max: 1_024,
             heartbeat_ms: 1_000,
+            stall_ms_min: 5_000,
+            stall_ms_max: 60_000,
             report_interval_ms: 3,
             kv_batches_max: 1_024,
             kv_snapshot_blocks_max: 8_192,
@@ -196,6 +205,8 @@ impl Config {
         within("kv_batches_max", self.kv_batches_max as u64, 1, 1 << 20)?;
         within("kv_snapshot_blocks_max", self.kv_snapshot_blocks_max as u64, 1, 1 << 16)?;
         within("reader_tokens_max", self.reader_tokens_max.into(), 1, 1 << 24)?;
+        within("stall_ms_min", self.stall_ms_min, 100, 1 << 32)?;
+        within("stall_ms_max", self.stall_ms_max, self.stall_ms_min, 1 << 32)?;
         within("watermark_percent", self.watermark_percent.into(), 0, 99)?;
         self.isa().map(drop)
     }
@@ -253,6 +264,10 @@ impl Config {
         Duration::from_millis(self.heartbeat_ms.max(1))
     }
 
+    pub(crate) fn stall_limits(&self) -> Limits {
+        Limits { least: Duration::from_millis(self.stall_ms_min), most: Duration::from_millis(self.stall_ms_max) }
+    }
+
     /// Blocks in the pool, where one takes `block_bytes` and sequences are at most `context_length` long.
     pub(crate) fn pool_blocks(&self, block_bytes: usize, context_length: u32) -> u32 {
         if let Some(n_blocks) = self.n_blocks {
@@ -277,6 +292,8 @@ mod tests {
         assert!(error(Config { threads: 1_000_000, ..Config::default() }).contains("worker.threads is 1000000"));
         assert!(error(Config { kv_batches_max: usize::MAX, ..Config::default() }).contains("kv_batches_max"));
         assert!(error(Config { reader_tokens_max: 0, ..Config::default() }).contains("reader_tokens_max is 0"));
+        assert!(error(Config { stall_ms_min: 0, ..Config::default() }).contains("stall_ms_min is 0"));
+        assert!(error(Config { stall_ms_max: 1, ..Config::default() }).contains("stall_ms_max is 1"));
         assert!(error(Config { watermark_percent: 500, ..Config::default() }).contains("watermark_percent"));
         assert!(error(Config { cpu: " mmx ".to_owned(), ..Config::default() }).contains("worker.cpu"));
         assert!(Config { cpu: " scalar ".to_owned(), ..Config::default() }.check().is_ok());

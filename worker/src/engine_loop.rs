@@ -14,7 +14,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use contract::cost::StepLoad;
 use contract::error::RequestError;
 use contract::ids::{EngineId, RequestId};
 use contract::occupancy::Occupancy;
@@ -238,7 +237,7 @@ impl EngineLoop {
 
     /// Takes a step's output and hands its tokens on.
     fn retire(&mut self, stepped: Stepped) -> Result<(), EngineFailure> {
-        let Stepped { plan, result, took, overhead } = stepped;
+        let Stepped { plan, load, result, took, overhead } = stepped;
         let applied = result.and_then(|output| {
             self.engine.apply(output, &mut self.outputs).map_err(|error| EngineFailure(error.to_string()))
         });
@@ -247,7 +246,6 @@ impl EngineLoop {
             return Err(failure);
         }
         self.deliver();
-        let load = StepLoad::of(&plan);
         self.metrics.stepped(&load, took, overhead);
         self.cost.observe(&load, took);
         self.engine.recycle(plan);

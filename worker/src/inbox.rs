@@ -86,6 +86,7 @@ struct Shared {
 struct State {
     events: VecDeque<Event>,
     n_submissions: usize,
+    n_taken: u64,
     closed: Option<RequestError>,
 }
 
@@ -122,7 +123,14 @@ impl Inbox {
     pub(crate) fn take(&self, events: &mut VecDeque<Event>) {
         let mut state = self.lock();
         state.n_submissions = 0;
+        state.n_taken += 1;
         std::mem::swap(&mut state.events, events);
+    }
+
+    /// Tells whether events wait, by how often events were taken.
+    pub(crate) fn waiting(&self) -> Option<u64> {
+        let state = self.lock();
+        (!state.events.is_empty()).then_some(state.n_taken)
     }
 
     /// Parks until there is an event, at most for `timeout`.

@@ -20,6 +20,7 @@ pub mod sampler;
 mod service;
 pub mod sim;
 mod split;
+mod stall;
 pub mod transfer;
 
 pub use config::Config;

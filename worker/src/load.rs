@@ -117,7 +117,9 @@ fn load_sim(config: &Config, files: &ModelFiles, key: HashKey) -> Result<Loaded,
     engine_config.validate()?;
     let identity = identity(config, files, &engine_config, &format!("sim {}", profile.fingerprint()))?;
     let (device, layout, memory) = Device::shared(&profile, identity.vocab_size)?;
-    let executor = Box::new(SimExecutor::new(device).with_layers(layout.n_layers as usize));
+    let executor = Box::new(
+        SimExecutor::new(device).with_layers(layout.n_layers as usize).hanging_while(profile.hangs_while.clone()),
+    );
     let pool = Some(Pool { layout, memory });
     tracing::info!(
         model = %config.model.display(),

@@ -1,5 +1,6 @@
 //! Pushes the engine's occupancy to a scheduler: on change, not too often, and at least every heartbeat.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_stream::stream;
@@ -11,7 +12,9 @@ use futures::Stream;
 use proto::cluster::v1 as wire;
 use proto::cluster::v1::scheduler_client::SchedulerClient;
 use tokio::sync::watch;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
+
+use crate::engine_loop::EngineHandle;
 
 /// Shortest wait before a lost stream is made anew.
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
@@ -33,18 +36,18 @@ pub(crate) struct Pace {
 /// An address that cannot be parsed.
 pub(crate) fn start(
     addresses: &[String],
-    occupancy: &watch::Receiver<Occupancy>,
+    engine: &EngineHandle,
     pace: Pace,
     tasks: &Tasks,
     shutdown: &Shutdown,
 ) -> Result<(), AddressError> {
     for address in addresses {
         let client = SchedulerClient::new(channel(address, &ChannelOptions::default())?);
-        let (occupancy, shutdown, address) = (occupancy.clone(), shutdown.clone(), address.clone());
+        let (engine, shutdown, address) = (engine.clone(), shutdown.clone(), address.clone());
         tasks.spawn("worker-report", async move {
             tokio::select! {
                 () = shutdown.triggered() => {}
-                () = report_for_ever(client, &address, occupancy, pace) => {}
+                () = report_for_ever(client, &address, engine, pace) => {}
             }
         });
     }
@@ -54,13 +57,13 @@ pub(crate) fn start(
 async fn report_for_ever(
     mut client: SchedulerClient<tonic::transport::Channel>,
     address: &str,
-    occupancy: watch::Receiver<Occupancy>,
+    engine: EngineHandle,
     pace: Pace,
 ) {
     let mut backoff = BACKOFF_MIN;
     loop {
         let began = daemon::clock::now();
-        let ended = client.report_occupancy(reports(occupancy.clone(), pace)).await;
+        let ended = client.report_occupancy(reports(engine.occupancy(), engine.stall().follow(), pace)).await;
         if daemon::clock::now().duration_since(began) > BACKOFF_MAX {
             backoff = BACKOFF_MIN;
         }
@@ -74,14 +77,21 @@ async fn report_for_ever(
 }
 
 /// Reports as they are due; ends with the engine.
-fn reports(mut occupancy: watch::Receiver<Occupancy>, pace: Pace) -> impl Stream<Item = wire::OccupancyReport> {
+fn reports(
+    mut occupancy: watch::Receiver<Occupancy>,
+    mut stall: watch::Receiver<Option<Arc<str>>>,
+    pace: Pace,
+) -> impl Stream<Item = wire::OccupancyReport> {
     stream! {
         loop {
-            let report = wire::Occupancy::from(&*occupancy.borrow_and_update());
-            yield wire::OccupancyReport { occupancy: Some(report) };
+            let is_stalled = stall.borrow_and_update().is_some();
+            let report = Occupancy { is_stalled, ..occupancy.borrow_and_update().clone() };
+            yield wire::OccupancyReport { occupancy: Some((&report).into()) };
             sleep(pace.interval).await;
-            if let Ok(Err(_)) = timeout(pace.heartbeat, occupancy.changed()).await {
-                return;
+            tokio::select! {
+                changed = occupancy.changed() => if changed.is_err() { return },
+                Ok(()) = stall.changed() => {}
+                () = sleep(pace.heartbeat) => {}
             }
         }
     }
@@ -108,22 +118,29 @@ mod tests {
             cost: CostCoefficients::default(),
             step_tokens: 0,
             tokens_prefilled: 0,
+            is_stalled: false,
         }
     }
 
     #[tokio::test]
     async fn reports_changes_at_the_interval_and_silence_at_the_heartbeat() {
         let (sender, receiver) = watch::channel(occupancy(0));
+        let (stall, stalls) = watch::channel(None);
         let pace = Pace { interval: Duration::from_millis(5), heartbeat: Duration::from_millis(20) };
-        let mut reports = Box::pin(reports(receiver, pace));
-        let mut step = async || reports.next().await.map(|report| report.occupancy.unwrap().step);
-        assert_eq!(step().await, Some(0));
+        let mut reports = Box::pin(reports(receiver, stalls, pace));
+        let mut next = async || {
+            let report = reports.next().await?.occupancy.unwrap();
+            Some((report.step, report.stalled))
+        };
+        assert_eq!(next().await, Some((0, false)));
         for n in 1..=100 {
             sender.send_replace(occupancy(n));
         }
-        assert_eq!(step().await, Some(100), "changes in between travel together");
-        assert_eq!(step().await, Some(100), "a heartbeat");
+        assert_eq!(next().await, Some((100, false)), "changes in between travel together");
+        assert_eq!(next().await, Some((100, false)), "a heartbeat");
+        stall.send_replace(Some(Arc::from("a step hangs")));
+        assert_eq!(next().await, Some((100, true)));
         drop(sender);
-        assert_eq!(step().await, None);
+        assert_eq!(next().await, None);
     }
 }

@@ -21,6 +21,7 @@ use crate::load::{Loaded, load};
 use crate::report::{self, Pace};
 use crate::service::{self, Service};
 use crate::split::Transfers;
+use crate::stall;
 
 /// Longest wait for the engine thread to end: one step may have to finish first.
 const STOP_DEADLINE: Duration = Duration::from_secs(30);
@@ -70,7 +71,8 @@ pub(crate) async fn serve(
     let pace = Pace { interval: Duration::from_millis(config.report_interval_ms), heartbeat: config.heartbeat() };
     // Reports go on while the worker drains.
     let (stop_reports, reports_stopping) = Shutdown::pair();
-    report::start(&config.scheduler_addresses, &handle.occupancy(), pace, &tasks, &reports_stopping)?;
+    report::start(&config.scheduler_addresses, &handle, pace, &tasks, &reports_stopping)?;
+    watch_stalls(&handle, config.stall_limits(), &tasks, reports_stopping.clone());
     let membership = membership::connect(&config.membership, &tasks)?;
     let readiness = Readiness::new();
     let (departure, grace) = (Departure::default(), Duration::from_millis(config.server.grace_ms));
@@ -109,6 +111,17 @@ pub(crate) async fn serve(
     }
     served?;
     Ok(stopped?)
+}
+
+/// Watches the engine, also while the worker drains.
+fn watch_stalls(engine: &EngineHandle, limits: stall::Limits, tasks: &Tasks, shutdown: Shutdown) {
+    let engine = engine.clone();
+    tasks.spawn("engine-watch", async move {
+        tokio::select! {
+            () = shutdown.triggered() => {}
+            () = stall::watch(engine, limits) => {}
+        }
+    });
 }
 
 fn member(config: &Config, incarnation: Incarnation, address: SocketAddr, identity: &ModelIdentity) -> Member {

@@ -115,7 +115,7 @@ impl Service {
         self.check(&request, &engine).map_err(|error| to_status(&error))?;
         let observed = generate::Observed::new(&request, &self.id, &metadata);
         let reader = self.engine.submit(request).map_err(|error| to_status(&error))?;
-        Ok(observed.frames(reader))
+        Ok(observed.frames(reader, self.engine.clone()))
     }
 
     /// Checks that the request is meant for this life of this engine and can be served.

@@ -157,6 +157,8 @@ async fn fill(client: Arc<Client>, filling: Filling, bounds: FetchBounds) {
 impl PrefillSource for EngineHandle {
     async fn begin(&self, order: Order) -> Result<Ticket, RequestError> {
         let Lending { progress, guard } = self.lend(order.into_request(RequestId(random::u128())))?;
-        Ok(Ticket { progress, guard: Box::new(guard) })
+        let engine = self.clone();
+        let lost = Box::pin(async move { engine.lost(&engine.stall().begun().await, 0) });
+        Ok(Ticket { progress, lost, guard: Box::new(guard) })
     }
 }

@@ -11,3 +11,4 @@ mod model;
 mod packed;
 mod sim;
 mod split;
+mod stall;

@@ -33,6 +33,7 @@ pub mod speed;
 mod tests;
 mod throttle;
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -152,6 +153,8 @@ pub(crate) trait PrefillSource: Send + Sync + 'static {
 pub(crate) struct Ticket {
     /// How far it is; a sender that goes away before the prompt is complete has failed.
     pub(crate) progress: watch::Receiver<Progress>,
+    /// Tells why it gets no further, where its progress does not: the engine stands still.
+    pub(crate) lost: Pin<Box<dyn Future<Output = RequestError> + Send>>,
     /// Whatever keeps the blocks.
     #[expect(dead_code, reason = "to be dropped is its use")]
     pub(crate) guard: Box<dyn Send>,

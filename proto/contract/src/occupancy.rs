@@ -48,4 +48,6 @@ pub struct Occupancy {
     pub step_tokens: u32,
     /// Prompt tokens computed in this life.
     pub tokens_prefilled: u64,
+    /// It stands still: a step, or the answer to an event, takes longer than it can; its worker ends what runs there.
+    pub is_stalled: bool,
 }

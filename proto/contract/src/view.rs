@@ -72,6 +72,16 @@ pub enum Role {
     Decode,
 }
 
+/// Why an engine takes no new work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DrainReason {
+    /// Its worker leaves.
+    Leaving,
+    /// It stands still; the scheduler wishes it to be left alone until it steps again.
+    Stalled,
+}
+
 /// One engine as the scheduler sees it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineView {
@@ -83,8 +93,8 @@ pub struct EngineView {
     pub identity: ModelIdentity,
     /// Its role.
     pub role: Role,
-    /// Takes no new work.
-    pub draining: bool,
+    /// Why it takes no new work, none where it does.
+    pub draining: Option<DrainReason>,
     /// Its last report, none before the first.
     pub occupancy: Option<Occupancy>,
 }

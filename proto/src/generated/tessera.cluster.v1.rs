@@ -111,6 +111,9 @@ pub struct Occupancy {
     /// Prompt tokens computed in this life.
     #[prost(uint64, tag = "10")]
     pub tokens_prefilled: u64,
+    /// It stands still: a step, or the answer to an event, takes longer than it can; its worker ends what runs there.
+    #[prost(bool, tag = "11")]
+    pub stalled: bool,
 }
 /// allocated + cached + free = total.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -170,6 +173,9 @@ pub struct EngineView {
     pub draining: bool,
     #[prost(message, optional, tag = "6")]
     pub occupancy: ::core::option::Option<Occupancy>,
+    /// Set where it drains.
+    #[prost(enumeration = "DrainReason", tag = "7")]
+    pub drain_reason: i32,
 }
 /// News of one router's placements.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -307,6 +313,38 @@ impl MemberKind {
             "MEMBER_KIND_WORKER" => Some(Self::Worker),
             "MEMBER_KIND_ROUTER" => Some(Self::Router),
             "MEMBER_KIND_SCHEDULER" => Some(Self::Scheduler),
+            _ => None,
+        }
+    }
+}
+/// Why an engine takes no new work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum DrainReason {
+    Unspecified = 0,
+    /// Its worker leaves.
+    Leaving = 1,
+    /// It stands still; the scheduler wishes it to be left alone until it steps again.
+    Stalled = 2,
+}
+impl DrainReason {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Unspecified => "DRAIN_REASON_UNSPECIFIED",
+            Self::Leaving => "DRAIN_REASON_LEAVING",
+            Self::Stalled => "DRAIN_REASON_STALLED",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "DRAIN_REASON_UNSPECIFIED" => Some(Self::Unspecified),
+            "DRAIN_REASON_LEAVING" => Some(Self::Leaving),
+            "DRAIN_REASON_STALLED" => Some(Self::Stalled),
             _ => None,
         }
     }

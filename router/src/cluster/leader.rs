@@ -21,6 +21,11 @@ impl Leader {
     pub(super) fn lose(&mut self, scheduler: usize) {
         self.epochs.remove(&scheduler);
     }
+
+    /// Whether none is heard.
+    pub(super) fn is_nobody(&self) -> bool {
+        self.epochs.is_empty()
+    }
 }
 
 #[cfg(test)]
@@ -44,6 +49,7 @@ mod tests {
         let mut leader = Leader::default();
         assert!(leader.hear(0, 10));
         leader.lose(0);
-        assert!(leader.hear(0, 5));
+        assert!(leader.is_nobody());
+        assert!(leader.hear(0, 5) && !leader.is_nobody());
     }
 }

@@ -20,7 +20,7 @@ use contract::error::RequestError;
 use contract::ids::{EngineId, Incarnation, RequestId, TenantId};
 use contract::model::Fingerprint;
 use contract::request::{GenerateRequest, PrefillPeer};
-use contract::view::{ClusterView, EngineView, Role};
+use contract::view::{ClusterView, DrainReason, EngineView, Role};
 use daemon::telemetry::names::attribute;
 use proto::exchange::Line;
 use tokio::sync::{Notify, watch};
@@ -340,6 +340,23 @@ impl Cluster {
         self.view.store(Arc::new(engines));
         self.room.notify_one();
     }
+
+    /// Forgets which engines the scheduler wished to drain, since nobody is heard who would take that back: one that stands
+    /// still refuses by itself.
+    fn forget_wishes(&self) {
+        if !self.view.load().values().any(is_wish) {
+            return;
+        }
+        let mut engines = HashMap::clone(&self.view.load());
+        engines.values_mut().filter(|view| is_wish(view)).for_each(|view| view.draining = None);
+        self.view.store(Arc::new(engines));
+        self.room.notify_one();
+    }
+}
+
+/// Whether the scheduler wishes an engine to be left alone for a while.
+fn is_wish(view: &EngineView) -> bool {
+    view.draining == Some(DrainReason::Stalled)
 }
 
 fn target<'a>(engine: &'a Engine, view: &'a HashMap<EngineId, EngineView>, backlog: &Backlog) -> Target<'a> {
@@ -347,7 +364,7 @@ fn target<'a>(engine: &'a Engine, view: &'a HashMap<EngineId, EngineView>, backl
     Target {
         engine: &engine.id,
         occupancy: viewed.and_then(|view| view.occupancy.as_ref()),
-        draining: viewed.is_some_and(|view| view.draining) || engine.draining.load(Ordering::Relaxed),
+        draining: viewed.is_some_and(|view| view.draining.is_some()) || engine.draining.load(Ordering::Relaxed),
         role: role(engine, viewed),
         backlog_ms: backlog.get(&engine.id).copied().unwrap_or(0.0),
     }

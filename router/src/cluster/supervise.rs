@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use contract::ids::{Incarnation, WorkerId};
-use contract::view::{ClusterView, Member, MemberKey, MemberKind};
+use contract::view::{ClusterView, DrainReason, Member, MemberKey, MemberKind};
 use daemon::client::{AddressError, channel};
 use daemon::shutdown::{Shutdown, Trigger};
 use daemon::task::Tasks;
@@ -157,7 +157,12 @@ impl Supervisor {
                         self.count_routers();
                     }
                     Some(News::View(scheduler, view)) => self.take_view(scheduler, view),
-                    Some(News::ViewLost(scheduler)) => self.leader.lose(scheduler),
+                    Some(News::ViewLost(scheduler)) => {
+                        self.leader.lose(scheduler);
+                        if self.leader.is_nobody() {
+                            self.cluster.forget_wishes();
+                        }
+                    }
                     None => return,
                 },
                 // Whoever no longer answers may be someone whom nobody names.
@@ -207,7 +212,8 @@ impl Supervisor {
             .filter(|engine| engine.identity.name.as_str() == self.cluster.model.name())
             .map(|engine| {
                 let life = (engine.engine.worker.clone(), engine.engine.incarnation);
-                (life, Known { address: engine.address.clone(), draining: engine.draining })
+                let draining = engine.draining == Some(DrainReason::Leaving);
+                (life, Known { address: engine.address.clone(), draining })
             })
             .collect();
         self.cluster.see(view);

@@ -9,4 +9,5 @@ mod grpc;
 mod migration;
 mod openai;
 mod place;
+mod wish;
 mod worker;

@@ -247,7 +247,7 @@ mod tests {
                 numerics: one,
             },
             role,
-            draining: false,
+            draining: None,
             occupancy: Some(Occupancy {
                 engine,
                 step: 1,
@@ -259,6 +259,7 @@ mod tests {
                 cost: COST,
                 step_tokens: 512,
                 tokens_prefilled,
+                is_stalled: false,
             }),
         }
     }

@@ -58,6 +58,7 @@ fn occupancy(engine: EngineId, step: u64) -> Occupancy {
         cost: CostCoefficients::default(),
         step_tokens: 0,
         tokens_prefilled: 0,
+        is_stalled: false,
     }
 }
 
@@ -104,6 +105,26 @@ fn an_engine_that_stops_reporting_stays_without_occupancy() {
     state.tick(now + STALE);
     assert_eq!((state.view().engines[0].occupancy.as_ref(), state.view().version), (None, version + 1));
     assert_eq!(state.next_tick(), None);
+}
+
+#[test]
+fn an_engine_that_stands_still_is_to_be_left_alone_until_it_steps_again() {
+    let (mut state, now) = start();
+    state.member(WatchEvent::Changed(worker(0, 1, 16)));
+    let draining = |state: &State| state.view().engines[0].draining;
+    let report = |state: &mut State, step, is_stalled| {
+        let report = Occupancy { is_stalled, ..occupancy(engine(0, 1, 0), step) };
+        state.report(report, StreamId(0), now).unwrap();
+        draining(state)
+    };
+    assert_eq!(report(&mut state, 1, false), None);
+    assert_eq!(report(&mut state, 1, true), Some(DrainReason::Stalled));
+    state.member(WatchEvent::Changed(Member { epoch: 2, ..worker(0, 1, 16) }));
+    assert_eq!(draining(&state), Some(DrainReason::Stalled), "whatever is registered");
+    assert_eq!(report(&mut state, 2, false), None, "it steps again");
+    assert_eq!(report(&mut state, 2, true), Some(DrainReason::Stalled));
+    state.member(WatchEvent::Changed(Member { draining: true, ..worker(0, 1, 16) }));
+    assert_eq!(report(&mut state, 3, false), Some(DrainReason::Leaving), "that is for good");
 }
 
 #[test]
@@ -228,6 +249,9 @@ impl Naive {
         for report in self.last().into_iter().filter(|report| !report.is_over) {
             let view = engines.iter_mut().find(|view| view.engine == report.occupancy.engine).unwrap();
             view.occupancy = Some(report.occupancy.clone());
+            if report.occupancy.is_stalled && view.draining.is_none() {
+                view.draining = Some(DrainReason::Stalled);
+            }
         }
         engines
     }
@@ -238,7 +262,7 @@ enum Step {
     Join(Member),
     Leave(usize),
     Resnapshot(usize),
-    Report { id: u8, life: u64, rank: u32, step: u64, stream: u64 },
+    Report { id: u8, life: u64, rank: u32, step: u64, is_stalled: bool, stream: u64 },
     End(u64),
     Advance(u64),
 }
@@ -252,8 +276,9 @@ fn step() -> impl Strategy<Value = Step> {
         }),
         1 => any::<usize>().prop_map(Step::Leave),
         1 => any::<usize>().prop_map(Step::Resnapshot),
-        8 => (0..4_u8, 0..2_u64, 0..2_u32, 0..6_u64, 0..3_u64)
-            .prop_map(|(id, life, rank, step, stream)| Step::Report { id, life, rank, step, stream }),
+        8 => (0..4_u8, 0..2_u64, 0..2_u32, 0..6_u64, any::<bool>(), 0..3_u64).prop_map(
+            |(id, life, rank, step, is_stalled, stream)| Step::Report { id, life, rank, step, is_stalled, stream }
+        ),
         1 => (0..3_u64).prop_map(Step::End),
         2 => (0..40_u64).prop_map(Step::Advance),
     ]
@@ -288,8 +313,8 @@ fn apply(state: &mut State, naive: &mut Naive, step: Step, (start, now_ms): (Ins
             state.member(WatchEvent::Snapshot(naive.members.clone()));
         }
         Step::Leave(_) | Step::Resnapshot(_) => {}
-        Step::Report { id, life, rank, step, stream } => {
-            let occupancy = occupancy(engine(id, life, rank), step);
+        Step::Report { id, life, rank, step, is_stalled, stream } => {
+            let occupancy = Occupancy { is_stalled, ..occupancy(engine(id, life, rank), step) };
             let is_taken = state.report(occupancy.clone(), StreamId(stream), now(*now_ms)).is_ok();
             return is_taken == naive.report(occupancy, stream, *now_ms);
         }

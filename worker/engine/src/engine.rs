@@ -212,6 +212,7 @@ impl Engine {
             cost,
             step_tokens: self.config.prefill_budget.unwrap_or(self.config.token_budget),
             tokens_prefilled: self.counters.tokens_prefilled,
+            is_stalled: false,
         }
     }
 

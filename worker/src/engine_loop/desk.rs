@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use contract::cost::StepLoad;
 use contract::plan::{ForwardPlan, StepOutput};
 use daemon::clock;
 use engine::PLANS_IN_FLIGHT_MAX;
@@ -22,6 +23,8 @@ use crate::lent::{Layers, Watched};
 pub(crate) struct Stepped {
     /// What was asked for.
     pub(crate) plan: ForwardPlan,
+    /// What its time depends on.
+    pub(crate) load: StepLoad,
     /// What came of it; after a failure nothing is run any more.
     pub(crate) result: Result<StepOutput, EngineFailure>,
     /// Time from taking the plan to its output.
@@ -32,18 +35,22 @@ pub(crate) struct Stepped {
 
 /// Where plans wait; clones are the same desk.
 #[derive(Clone, Debug, Default)]
-struct Desk(Arc<(Mutex<State>, Condvar)>);
+pub(super) struct Desk(Arc<(Mutex<State>, Condvar)>);
 
 #[derive(Debug, Default)]
 struct State {
     /// At most [`PLANS_IN_FLIGHT_MAX`], oldest first.
     plans: VecDeque<Waiting>,
     closed: bool,
+    /// Of the plan that runs.
+    running: Option<StepLoad>,
+    n_begun: u64,
 }
 
 #[derive(Debug)]
 struct Waiting {
     plan: ForwardPlan,
+    load: StepLoad,
     /// Whether another plan was in flight when it was made, so that the executor has no reason to be idle before it.
     follows: bool,
     /// Whose progress others follow.
@@ -70,7 +77,8 @@ impl ExecutorThread {
     pub(super) fn put(&self, plan: ForwardPlan, follows: bool, watched: Vec<Watched>) {
         let mut state = self.desk.lock();
         debug_assert!(state.plans.len() < PLANS_IN_FLIGHT_MAX, "the engine bounds plans in flight");
-        state.plans.push_back(Waiting { plan, follows, watched });
+        let load = StepLoad::of(&plan);
+        state.plans.push_back(Waiting { plan, load, follows, watched });
         drop(state);
         self.desk.0.1.notify_one();
     }
@@ -80,8 +88,14 @@ impl ExecutorThread {
         let mut state = self.desk.lock();
         if let Some(Waiting { plan, follows, .. }) = state.plans.pop_back() {
             let (plan, watched) = change(plan);
-            state.plans.push_back(Waiting { plan, follows, watched });
+            let load = StepLoad::of(&plan);
+            state.plans.push_back(Waiting { plan, load, follows, watched });
         }
+    }
+
+    /// Where its plans wait.
+    pub(super) fn desk(&self) -> Desk {
+        self.desk.clone()
     }
 }
 
@@ -100,14 +114,23 @@ impl Drop for ExecutorThread {
 }
 
 impl Desk {
-    /// Waits for the next plan; none when the desk is closed.
+    /// The step that runs, by its number in this life.
+    pub(super) fn running(&self) -> Option<(u64, StepLoad)> {
+        let state = self.lock();
+        state.running.map(|load| (state.n_begun, load))
+    }
+
+    /// Waits for the next plan, since the last one has run; none when the desk is closed.
     fn take(&self) -> Option<Waiting> {
         let mut state = self.lock();
+        state.running = None;
         loop {
             if state.closed {
                 return None;
             }
             if let Some(waiting) = state.plans.pop_front() {
+                state.running = Some(waiting.load);
+                state.n_begun += 1;
                 return Some(waiting);
             }
             state = self.0.1.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -123,7 +146,7 @@ fn serve(mut executor: Box<dyn Executor>, desk: &Desk, inbox: &Inbox) {
     let mut last_ended: Option<Instant> = None;
     let layers = Arc::new(Layers::default());
     executor.tell(Arc::clone(&layers));
-    while let Some(Waiting { plan, follows, watched }) = desk.take() {
+    while let Some(Waiting { plan, load, follows, watched }) = desk.take() {
         let began = clock::now();
         layers.begin(watched);
         let result = execute(executor.as_mut(), &plan);
@@ -136,7 +159,7 @@ fn serve(mut executor: Box<dyn Executor>, desk: &Desk, inbox: &Inbox) {
         let overhead = idle + took.saturating_sub(executor.computed());
         last_ended = Some(ended);
         let failed = result.is_err();
-        let stepped = Event::Stepped(Stepped { plan, result, took, overhead });
+        let stepped = Event::Stepped(Stepped { plan, load, result, took, overhead });
         // A loop that has closed its inbox wants no more.
         if inbox.push(stepped).is_err() || failed {
             return;

@@ -14,6 +14,7 @@ use daemon::clock;
 use engine::{CostFit, Engine};
 use tokio::sync::{oneshot, watch};
 
+use super::desk::Desk;
 use super::lending::Lendings;
 use super::metrics::Metrics;
 use super::{EngineFailure, EngineLoop, ExecutorThread};
@@ -22,6 +23,7 @@ use crate::inbox::{Event, Inbox, LendRequest, Submission};
 use crate::kv_events::{KvPublisher, KvView};
 use crate::lent::{Fetch, Lending, LendingGuard};
 use crate::mailbox::{Reader, mailbox};
+use crate::stall::{Owed, Stall};
 use crate::transfer::Progress;
 
 /// Bounds between an engine thread and those who use it.
@@ -37,6 +39,8 @@ pub(crate) struct Bounds {
 #[derive(Clone, Debug)]
 pub(crate) struct EngineHandle {
     inbox: Inbox,
+    desk: Desk,
+    stall: Stall,
     occupancy: watch::Receiver<Occupancy>,
     bounds: Bounds,
     n_layers: usize,
@@ -86,10 +90,12 @@ pub(crate) fn assemble(
     let inbox = Inbox::new(config.max_waiting as usize, config.retry_after_ms);
     let (occupancy, occupancy_reader) = watch::channel(engine.occupancy(id.clone(), CostCoefficients::default()));
     let metrics = Metrics::new(id.worker.as_str());
+    let executor = ExecutorThread::start(executor, inbox.clone())?;
+    let desk = executor.desk();
     let engine_loop = EngineLoop {
         id,
         engine,
-        executor: ExecutorThread::start(executor, inbox.clone())?,
+        executor,
         inbox: inbox.clone(),
         live: HashMap::new(),
         lendings: Lendings::default(),
@@ -103,8 +109,15 @@ pub(crate) fn assemble(
         events: VecDeque::new(),
         outputs: Vec::new(),
     };
-    let handle =
-        EngineHandle { inbox, occupancy: occupancy_reader, bounds, n_layers, next_ticket: Arc::new(AtomicU64::new(0)) };
+    let handle = EngineHandle {
+        inbox,
+        desk,
+        stall: Stall::default(),
+        occupancy: occupancy_reader,
+        bounds,
+        n_layers,
+        next_ticket: Arc::new(AtomicU64::new(0)),
+    };
     Ok((handle, engine_loop))
 }
 
@@ -112,8 +125,9 @@ impl EngineHandle {
     /// Queues a valid request and returns its stream; dropping the stream aborts it.
     ///
     /// # Errors
-    /// `Overloaded` when too many requests wait, or why none is taken any more.
+    /// `Overloaded` when too many requests wait, or why none is taken any more or for now.
     pub(crate) fn submit(&self, request: GenerateRequest) -> Result<Reader, RequestError> {
+        self.check_stall()?;
         let (id, ticket) = (request.id, self.next_ticket.fetch_add(1, Ordering::Relaxed));
         let inbox = self.inbox.clone();
         let (writer, reader) = mailbox(self.bounds.reader_tokens_max, move || {
@@ -129,6 +143,7 @@ impl EngineHandle {
     /// # Errors
     /// As of [`Self::submit`]; what the engine says later is in the progress.
     pub(crate) fn lend(&self, request: GenerateRequest) -> Result<Lending, RequestError> {
+        self.check_stall()?;
         let guard = LendingGuard { inbox: self.inbox.clone(), request: request.id };
         let (sender, progress) = Progress::channel(self.n_layers);
         self.inbox.push(Event::Lend(Box::new(LendRequest { request, progress: sender })))?;
@@ -148,6 +163,26 @@ impl EngineHandle {
     /// Follows the engine's occupancy.
     pub(crate) fn occupancy(&self) -> watch::Receiver<Occupancy> {
         self.occupancy.clone()
+    }
+
+    /// Whether it stands still; whoever waits for its engine waits for that as well.
+    pub(crate) fn stall(&self) -> &Stall {
+        &self.stall
+    }
+
+    /// What the engine owes now.
+    pub(crate) fn owed(&self) -> Owed {
+        Owed { step: self.desk.running(), events: self.inbox.waiting() }
+    }
+
+    /// The error of a request that has `n_tokens` of an engine that stands still.
+    pub(crate) fn lost(&self, reason: &str, n_tokens: u32) -> RequestError {
+        let worker = self.occupancy.borrow().engine.worker.to_string();
+        RequestError::WorkerLost { worker, n_tokens, reason: reason.to_owned() }
+    }
+
+    fn check_stall(&self) -> Result<(), RequestError> {
+        self.stall.reason().map_or(Ok(()), |reason| Err(self.lost(&reason, 0)))
     }
 
     /// Lets running requests go on and refuses new ones with `error`.

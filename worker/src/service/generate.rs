@@ -1,5 +1,6 @@
 //! One request's frames on their way to the wire, with the span that tells how it went.
 
+use std::pin::pin;
 use std::time::Instant;
 
 use async_stream::try_stream;
@@ -15,6 +16,7 @@ use tonic::Status;
 use tonic::metadata::MetadataMap;
 use tracing::{Span, field};
 
+use crate::engine_loop::EngineHandle;
 use crate::mailbox::Reader;
 
 /// A request's span and what is to be told at its end, however that comes.
@@ -46,10 +48,23 @@ impl Observed {
         Self { span: trace.span().clone(), began: clock::now(), n_tokens: 0 }
     }
 
-    /// The request's frames, noted as they pass.
-    pub(super) fn frames(mut self, mut reader: Reader) -> impl Stream<Item = Result<wire::GenerateFrame, Status>> {
+    /// The request's frames, noted as they pass; they end with an error when the engine stands still.
+    pub(super) fn frames(
+        mut self,
+        mut reader: Reader,
+        engine: EngineHandle,
+    ) -> impl Stream<Item = Result<wire::GenerateFrame, Status>> {
         try_stream! {
-            while let Some(frame) = reader.next().await {
+            let mut stalled = pin!(engine.stall().begun());
+            loop {
+                let frame = tokio::select! {
+                    biased;
+                    frame = reader.next() => frame,
+                    reason = &mut stalled => {
+                        Some(Err(engine.lost(&reason, u32::try_from(self.n_tokens).unwrap_or(u32::MAX))))
+                    }
+                };
+                let Some(frame) = frame else { return };
                 let frame = frame.map_err(|error| {
                     self.span.record("error.type", error.code());
                     to_status(&error)

@@ -1,5 +1,6 @@
 //! Takes the time that the simulated device says a step takes.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,13 +18,17 @@ pub struct SimExecutor {
     computed: Duration,
     layers: Arc<Layers>,
     n_layers: usize,
+    hangs_while: Option<PathBuf>,
 }
+
+/// Time between two looks whether a device still hangs.
+const HANG_LOOK: Duration = Duration::from_millis(20);
 
 impl SimExecutor {
     /// Lets `device` take its time.
     #[must_use]
     pub fn new(device: Device) -> Self {
-        Self { device, computed: Duration::ZERO, layers: Arc::default(), n_layers: 1 }
+        Self { device, computed: Duration::ZERO, layers: Arc::default(), n_layers: 1, hangs_while: None }
     }
 
     /// The same with so many layers, one after the other, as far as others follow them.
@@ -31,11 +36,20 @@ impl SimExecutor {
     pub fn with_layers(self, n_layers: usize) -> Self {
         Self { n_layers, ..self }
     }
+
+    /// The same that hangs in its step while there is a file, if one is named.
+    #[must_use]
+    pub fn hanging_while(self, hangs_while: Option<PathBuf>) -> Self {
+        Self { hangs_while, ..self }
+    }
 }
 
 impl Executor for SimExecutor {
     fn run(&mut self, plan: &ForwardPlan) -> Result<StepOutput, ExecutorError> {
         let began = clock::now();
+        while self.hangs_while.as_ref().is_some_and(|file| file.exists()) {
+            std::thread::sleep(HANG_LOOK);
+        }
         let (output, took) = self.device.run(plan)?;
         let n_parts = if self.layers.is_watched() { self.n_layers as u32 } else { 1 };
         for part in 1..=n_parts {

@@ -45,6 +45,9 @@ pub struct Profile {
     /// Times of a step; what is absent takes none.
     #[serde(default)]
     pub timing: Timing,
+    /// A device in real time hangs in its step while there is this file; in virtual time it never does.
+    #[serde(default)]
+    pub hangs_while: Option<PathBuf>,
 }
 
 /// What makes up the time of a step.
@@ -171,10 +174,11 @@ impl Profile {
         }
     }
 
-    /// Stands for all of it.
+    /// Stands for all of it but for what breaks it.
     #[must_use]
     pub fn fingerprint(&self) -> Fingerprint {
-        Fingerprint::of(&[b"simulated profile", format!("{self:?}").as_bytes()])
+        let whole = Self { hangs_while: None, ..self.clone() };
+        Fingerprint::of(&[b"simulated profile", format!("{whole:?}").as_bytes()])
     }
 }
 

@@ -175,7 +175,7 @@ async fn serve_order<S: PrefillSource>(
         let ticket = held.ticket.insert(begin(source, &order, until).await?);
         let mut sending =
             Sending { endpoint, link, order: &order, theirs: *theirs, scratch: Vec::new(), outlet, until };
-        sending.blocks(&mut ticket.progress).await
+        sending.blocks(ticket).await
     };
     let sent = tokio::select! {
         answer = &mut answer => {

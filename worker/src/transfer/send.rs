@@ -19,7 +19,7 @@ use super::frame::{Header, Kind};
 use super::link::{Link, LinkError};
 use super::message::Message;
 use super::ring::Ring;
-use super::{Order, Progress, Share, Way};
+use super::{Order, Progress, Share, Ticket, Way};
 
 /// Payload of a frame, unless a single block is larger: long enough that headers cost nothing, short enough that what
 /// was summed is still in the core's own cache when it is sent, and that a thread's other tasks do not wait long.
@@ -83,7 +83,8 @@ impl Outlet<'_> {
 
 impl Sending<'_> {
     /// Sends every wanted block of every layer.
-    pub(super) async fn blocks(&mut self, progress: &mut watch::Receiver<Progress>) -> Result<(), SendError> {
+    pub(super) async fn blocks(&mut self, ticket: &mut Ticket) -> Result<(), SendError> {
+        let Ticket { progress, lost, .. } = ticket;
         let block_size = self.endpoint.share.layout.block_size;
         let n_tokens = self.order.n_tokens();
         let heads = self.endpoint.share.shared_heads(&self.theirs);
@@ -113,7 +114,7 @@ impl Sending<'_> {
                 return Err(error.into());
             }
             if !is_moving {
-                self.changed(progress).await?;
+                self.changed(progress, &mut *lost).await?;
             }
         }
     }
@@ -132,11 +133,20 @@ impl Sending<'_> {
         (ready > sent).then(|| (Arc::clone(&progress.table), ready))
     }
 
-    async fn changed(&self, progress: &mut watch::Receiver<Progress>) -> Result<(), SendError> {
-        match self.while_working(progress.changed()).await? {
-            Ok(()) => Ok(()),
-            Err(_) => Err(RequestError::Internal("the engine dropped a prefill".to_owned()).into()),
-        }
+    async fn changed(
+        &self,
+        progress: &mut watch::Receiver<Progress>,
+        lost: impl Future<Output = RequestError>,
+    ) -> Result<(), SendError> {
+        let changed = async {
+            tokio::select! {
+                changed = progress.changed() => {
+                    changed.map_err(|_| RequestError::Internal("the engine dropped a prefill".to_owned()))
+                }
+                error = lost => Err(error),
+            }
+        };
+        Ok(self.while_working(changed).await??)
     }
 
     /// Waits, and tells the peer now and then that it lives.

@@ -10,6 +10,7 @@
 //! A round measures everything once, and every other round in the opposite order. A way's part of its bound is taken
 //! within a round, so that both had the same machine, and the median of all rounds counts.
 
+use std::future::pending;
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpListener as PlainListener;
 use std::net::TcpStream as PlainStream;
@@ -266,7 +267,7 @@ impl PrefillSource for Computed {
         let tokens_by_layer = vec![order.n_tokens(); self.layout.n_layers as usize].into();
         let progress = Progress { table: Arc::clone(&self.table), tokens_by_layer, failed: None };
         let (sender, progress) = watch::channel(progress);
-        Ok(Ticket { progress, guard: Box::new(sender) })
+        Ok(Ticket { progress, lost: Box::pin(pending()), guard: Box::new(sender) })
     }
 }
 

@@ -188,6 +188,9 @@ metrics! {
     /// Sequences whose blocks were taken back.
     ENGINE_PREEMPTIONS = Counter, Count, "tessera.engine.preemptions", [],
         "Sequences preempted for want of blocks";
+    /// Times that the engine stood still.
+    ENGINE_STALLS = Counter, Count, "tessera.engine.stalls", [],
+        "Times that a step, or the engine's answer to an event, took longer than it can";
     /// Requests that ended without finishing; `reason` is one of a closed set.
     ENGINE_ABORTS = Counter, Count, "tessera.engine.aborts", ["reason"],
         "Requests aborted in the engine, by reason";
@@ -219,7 +222,7 @@ metrics! {
     /// Members that the scheduler sees.
     CLUSTER_MEMBERS = Gauge, Count, "tessera.cluster.members", ["kind"],
         "Members of the cluster, by kind";
-    /// Engines of registered workers; `state` is reporting, silent, draining or refused.
+    /// Engines of registered workers; `state` is reporting, silent, draining, stalled or refused.
     CLUSTER_ENGINES = Gauge, Count, "tessera.cluster.engines", ["state"],
         "Engines that the scheduler sees, by state";
     /// Workers kept out of the view; `reason` is identity or registration.

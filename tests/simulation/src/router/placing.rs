@@ -55,7 +55,7 @@ impl Router {
                 Target {
                     engine: &peer.engine,
                     occupancy: viewed.and_then(|view| view.occupancy.as_ref()),
-                    draining: viewed.is_some_and(|view| view.draining),
+                    draining: viewed.is_some_and(|view| view.draining.is_some()),
                     role: viewed.map_or(Role::Mixed, |view| view.role),
                     backlog_ms: backlog_ms[worker],
                 }

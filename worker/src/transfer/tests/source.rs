@@ -1,5 +1,6 @@
 //! A prefill worker's engine that writes known bytes, layer by layer and chunk by chunk.
 
+use std::future::pending;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -56,7 +57,7 @@ impl PrefillSource for Source {
         let (this, table) = (self.clone(), blocks.clone());
         let computing = self.tasks.spawn("prefill", async move { this.compute(&order, &table, &sender).await });
         let guard = Box::new(Held { pool: self.pool.clone(), blocks, computing });
-        Ok(Ticket { progress, guard })
+        Ok(Ticket { progress, lost: Box::pin(pending()), guard })
     }
 }
 
@@ -75,7 +76,7 @@ impl Source {
                     tokio::time::sleep(Duration::from_micros(pause.into())).await;
                 }
                 if self.plan.hang_after == Some(n_steps) {
-                    std::future::pending::<()>().await;
+                    pending::<()>().await;
                 }
                 if self.plan.fail_after == Some(n_steps) {
                     let error = RequestError::Overloaded { reason: "the test says so".into(), retry_after_ms: 9 };
