@@ -1,6 +1,6 @@
 //! Conversions between wire and contract types of the cluster protocol.
 
-use contract::cost::CostCoefficients;
+use contract::cost::{CostCoefficients, StepLoad};
 use contract::ids::Incarnation;
 use contract::occupancy::{BlockCounts, Occupancy};
 use contract::view::{ClusterView, DrainReason, EngineView, Member, MemberKey, MemberKind, Role};
@@ -37,7 +37,7 @@ impl From<&Member> for wire::Member {
             n_data_ranks: member.n_data_ranks,
             identity: member.identity.as_ref().map(Into::into),
             draining: member.draining,
-            role: member.role.map_or(wire::Role::Unspecified, Into::into).into(),
+            role: wire::Role::from(member.role).into(),
             epoch: member.epoch,
         }
     }
@@ -55,10 +55,7 @@ impl TryFrom<wire::Member> for Member {
             n_data_ranks: member.n_data_ranks,
             identity: member.identity.map(TryInto::try_into).transpose()?,
             draining: member.draining,
-            role: match member.role {
-                0 => None,
-                told => Some(role(told)?),
-            },
+            role: role(member.role)?,
             epoch: member.epoch,
         })
     }
@@ -116,6 +113,20 @@ impl From<wire::CostCoefficients> for CostCoefficients {
     }
 }
 
+impl From<StepLoad> for wire::StepLoad {
+    fn from(load: StepLoad) -> Self {
+        let StepLoad { prefill_tokens, prefill_pairs, decode_sequences, decode_context } = load;
+        Self { prefill_tokens, prefill_pairs, decode_sequences, decode_context }
+    }
+}
+
+impl From<wire::StepLoad> for StepLoad {
+    fn from(load: wire::StepLoad) -> Self {
+        let wire::StepLoad { prefill_tokens, prefill_pairs, decode_sequences, decode_context } = load;
+        Self { prefill_tokens, prefill_pairs, decode_sequences, decode_context }
+    }
+}
+
 impl From<&Occupancy> for wire::Occupancy {
     fn from(occupancy: &Occupancy) -> Self {
         Self {
@@ -128,7 +139,9 @@ impl From<&Occupancy> for wire::Occupancy {
             tokens_running: occupancy.tokens_running,
             cost: Some(occupancy.cost.into()),
             step_tokens: occupancy.step_tokens,
-            tokens_prefilled: occupancy.tokens_prefilled,
+            pairs_queued: occupancy.pairs_queued,
+            computed: Some(occupancy.computed.into()),
+            requests_begun: occupancy.requests_begun,
             stalled: occupancy.is_stalled,
         }
     }
@@ -148,28 +161,32 @@ impl TryFrom<wire::Occupancy> for Occupancy {
             tokens_running: occupancy.tokens_running,
             cost: occupancy.cost.map(Into::into).unwrap_or_default(),
             step_tokens: occupancy.step_tokens,
-            tokens_prefilled: occupancy.tokens_prefilled,
+            pairs_queued: occupancy.pairs_queued,
+            computed: occupancy.computed.map(Into::into).unwrap_or_default(),
+            requests_begun: occupancy.requests_begun,
             is_stalled: occupancy.stalled,
         })
     }
 }
 
-impl From<Role> for wire::Role {
-    fn from(role: Role) -> Self {
+impl From<Option<Role>> for wire::Role {
+    fn from(role: Option<Role>) -> Self {
         match role {
-            Role::Mixed => Self::Mixed,
-            Role::Prefill => Self::Prefill,
-            Role::Decode => Self::Decode,
+            None => Self::Unspecified,
+            Some(Role::Mixed) => Self::Mixed,
+            Some(Role::Prefill) => Self::Prefill,
+            Some(Role::Decode) => Self::Decode,
         }
     }
 }
 
-fn role(value: i32) -> Result<Role, WireError> {
+fn role(value: i32) -> Result<Option<Role>, WireError> {
     match wire::Role::try_from(value) {
-        Ok(wire::Role::Mixed) => Ok(Role::Mixed),
-        Ok(wire::Role::Prefill) => Ok(Role::Prefill),
-        Ok(wire::Role::Decode) => Ok(Role::Decode),
-        Ok(wire::Role::Unspecified) | Err(_) => Err(WireError::UnknownEnum { field: "role", value }),
+        Ok(wire::Role::Unspecified) => Ok(None),
+        Ok(wire::Role::Mixed) => Ok(Some(Role::Mixed)),
+        Ok(wire::Role::Prefill) => Ok(Some(Role::Prefill)),
+        Ok(wire::Role::Decode) => Ok(Some(Role::Decode)),
+        Err(_) => Err(WireError::UnknownEnum { field: "role", value }),
     }
 }
 
@@ -264,14 +281,16 @@ mod tests {
             tokens_running: 4,
             cost: CostCoefficients { decode_base_ms: 1.5, ..CostCoefficients::default() },
             step_tokens: 512,
-            tokens_prefilled: 1 << 40,
+            pairs_queued: 4.5,
+            computed: StepLoad { prefill_tokens: 1 << 40, prefill_pairs: 0.5, decode_sequences: 6, decode_context: 7 },
+            requests_begun: 8,
             is_stalled: true,
         };
         let engine_view = EngineView {
             engine,
             address: "127.0.0.1:1".to_owned(),
             identity,
-            role: Role::Decode,
+            role: Some(Role::Decode),
             draining: Some(DrainReason::Stalled),
             occupancy: Some(occupancy),
         };

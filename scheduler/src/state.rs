@@ -1,6 +1,7 @@
 //! The scheduler's decisions, pure: membership and occupancy in, cluster view out, time as an argument.
 
 mod admit;
+mod demand;
 pub mod ledger;
 pub mod roles;
 
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use contract::ids::{DataRank, EngineId, WorkerId};
 use contract::occupancy::Occupancy;
-use contract::view::{ClusterView, DrainReason, EngineView, Member, MemberKey, MemberKind, Role};
+use contract::view::{ClusterView, DrainReason, EngineView, Member, MemberKey, MemberKind};
 use membership::WatchEvent;
 use thiserror::Error;
 
@@ -136,7 +137,7 @@ impl State {
             return Err(Ignored::OldStep);
         }
         self.reports.insert(occupancy.engine.clone(), Report { stream, at: now, step });
-        self.roles.observe(&occupancy, now);
+        self.roles.observe(&occupancy);
         self.set_occupancy(index, Some(occupancy));
         Ok(())
     }
@@ -158,11 +159,11 @@ impl State {
             self.members.values().filter(|member| member.role.is_some()).map(|member| member.id.as_str()).collect();
         let free = |view: &&EngineView| view.draining.is_none() && !told.contains(view.engine.worker.as_str());
         let engines: Vec<&EngineView> = self.view.engines.iter().filter(free).collect();
-        let Some(roles) = self.roles.decide(&engines, now) else { return false };
-        for view in &mut self.view.engines {
-            if let Some(&role) = roles.get(&view.engine) {
-                view.role = role;
-            }
+        if !self.roles.decide(&engines, now) {
+            return false;
+        }
+        for view in self.view.engines.iter_mut().filter(|view| !told.contains(view.engine.worker.as_str())) {
+            view.role = self.roles.of(&view.engine);
         }
         self.view.version += 1;
         true
@@ -244,7 +245,7 @@ fn engines_of(member: &Member, roles: &Roles) -> Vec<EngineView> {
         let worker = WorkerId::from(member.id.as_str());
         let engine = EngineId { worker, incarnation: member.incarnation, data_rank: DataRank(rank) };
         EngineView {
-            role: member.role.or_else(|| roles.of(&engine)).unwrap_or(Role::Mixed),
+            role: member.role.or_else(|| roles.of(&engine)),
             engine,
             address: member.address.clone(),
             identity: identity.clone(),

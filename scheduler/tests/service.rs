@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use contract::cost::CostCoefficients;
+use contract::cost::{CostCoefficients, StepLoad};
 use contract::ids::{DataRank, EngineId, Incarnation};
 use contract::model::{Fingerprint, ModelIdentity};
 use contract::occupancy::{BlockCounts, Occupancy};
@@ -123,7 +123,9 @@ fn occupancy(member: &Member, step: u64) -> Occupancy {
         tokens_running: 7,
         cost: CostCoefficients::default(),
         step_tokens: 0,
-        tokens_prefilled: 0,
+        pairs_queued: 0.0,
+        computed: StepLoad::default(),
+        requests_begun: 0,
         is_stalled: false,
     }
 }

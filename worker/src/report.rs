@@ -99,7 +99,7 @@ fn reports(
 
 #[cfg(test)]
 mod tests {
-    use contract::cost::CostCoefficients;
+    use contract::cost::{CostCoefficients, StepLoad};
     use contract::ids::{DataRank, EngineId, Incarnation};
     use contract::occupancy::BlockCounts;
     use futures::StreamExt as _;
@@ -117,7 +117,9 @@ mod tests {
             tokens_running: 0,
             cost: CostCoefficients::default(),
             step_tokens: 0,
-            tokens_prefilled: 0,
+            pairs_queued: 0.0,
+            computed: StepLoad::default(),
+            requests_begun: 0,
             is_stalled: false,
         }
     }

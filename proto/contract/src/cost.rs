@@ -21,8 +21,8 @@ pub struct CostCoefficients {
     pub decode_per_context_token_ms: f64,
 }
 
-/// What the time of a step depends on.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+/// What the time of a step depends on; loads of several add up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepLoad {
     /// New tokens of prompts.
     pub prefill_tokens: u64,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::cost::CostCoefficients;
+use crate::cost::{CostCoefficients, StepLoad};
 use crate::ids::EngineId;
 
 /// Blocks of a pool by state; `allocated + cached + free == total`.
@@ -40,14 +40,18 @@ pub struct Occupancy {
     pub requests_running: u32,
     /// Prompt tokens not yet computed, over waiting and running requests.
     pub tokens_queued: u64,
+    /// Pairs of one of these tokens and a token of context before it.
+    pub pairs_queued: f64,
     /// Tokens in context of running requests.
     pub tokens_running: u64,
     /// Fitted costs of a step.
     pub cost: CostCoefficients,
     /// Prompt tokens that a step computes at most; 0 is not known.
     pub step_tokens: u32,
-    /// Prompt tokens computed in this life.
-    pub tokens_prefilled: u64,
+    /// All that was computed in this life.
+    pub computed: StepLoad,
+    /// Requests that had their first token here in this life.
+    pub requests_begun: u64,
     /// It stands still: a step, or the answer to an event, takes longer than it can; its worker ends what runs there.
     pub is_stalled: bool,
 }

@@ -91,8 +91,8 @@ pub struct EngineView {
     pub address: String,
     /// The served model.
     pub identity: ModelIdentity,
-    /// Its role.
-    pub role: Role,
+    /// Its role; none where the scheduler has not seen enough to say, and whatever was said before holds.
+    pub role: Option<Role>,
     /// Why it takes no new work, none where it does.
     pub draining: Option<DrainReason>,
     /// Its last report, none before the first.
@@ -108,4 +108,47 @@ pub struct ClusterView {
     pub version: u64,
     /// Sorted by engine id.
     pub engines: Vec<EngineView>,
+}
+
+impl ClusterView {
+    /// Where it says nothing of an engine's role, lets that be what was `known` before.
+    pub fn keep_roles(&mut self, known: impl Fn(&EngineId) -> Option<Role>) {
+        for view in self.engines.iter_mut().filter(|view| view.role.is_none()) {
+            view.role = known(&view.engine);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{DataRank, Incarnation};
+    use crate::model::Fingerprint;
+
+    #[test]
+    fn roles_that_a_view_says_nothing_of_are_those_known_before() {
+        let engine = |life| EngineId { worker: "w".into(), incarnation: Incarnation(life), data_rank: DataRank(0) };
+        let view = |life, role| EngineView {
+            engine: engine(life),
+            address: String::new(),
+            identity: ModelIdentity {
+                name: "m".into(),
+                block_size: 16,
+                context_length: 64,
+                vocab_size: 8,
+                model: Fingerprint::default(),
+                tokenizer: Fingerprint::default(),
+                hash_key: Fingerprint::default(),
+                numerics: Fingerprint::default(),
+            },
+            role,
+            draining: None,
+            occupancy: None,
+        };
+        let engines = vec![view(1, None), view(2, Some(Role::Mixed)), view(3, None)];
+        let mut seen = ClusterView { epoch: 2, version: 1, engines };
+        seen.keep_roles(|known| (*known != engine(3)).then_some(Role::Prefill));
+        let roles: Vec<Option<Role>> = seen.engines.iter().map(|view| view.role).collect();
+        assert_eq!(roles, [Some(Role::Prefill), Some(Role::Mixed), None]);
+    }
 }

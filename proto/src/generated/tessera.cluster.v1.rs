@@ -108,12 +108,34 @@ pub struct Occupancy {
     /// Prompt tokens that a step computes at most; 0 is not known.
     #[prost(uint32, tag = "9")]
     pub step_tokens: u32,
-    /// Prompt tokens computed in this life.
-    #[prost(uint64, tag = "10")]
-    pub tokens_prefilled: u64,
+    /// Pairs of a prompt token not yet computed and a token before it, over waiting and running requests.
+    #[prost(double, tag = "14")]
+    pub pairs_queued: f64,
+    /// All that was computed in this life.
+    #[prost(message, optional, tag = "12")]
+    pub computed: ::core::option::Option<StepLoad>,
+    /// Requests that had their first token here in this life.
+    #[prost(uint64, tag = "13")]
+    pub requests_begun: u64,
     /// It stands still: a step, or the answer to an event, takes longer than it can; its worker ends what runs there.
     #[prost(bool, tag = "11")]
     pub stalled: bool,
+}
+/// What the time of a step depends on; sums of several are sums of each.
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct StepLoad {
+    /// New tokens of prompts.
+    #[prost(uint64, tag = "1")]
+    pub prefill_tokens: u64,
+    /// Pairs of a new token and a token before it.
+    #[prost(double, tag = "2")]
+    pub prefill_pairs: f64,
+    /// Sequences that decode.
+    #[prost(uint64, tag = "3")]
+    pub decode_sequences: u64,
+    /// Tokens of context over sequences that decode.
+    #[prost(uint64, tag = "4")]
+    pub decode_context: u64,
 }
 /// allocated + cached + free = total.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -167,6 +189,7 @@ pub struct EngineView {
     pub address: ::prost::alloc::string::String,
     #[prost(message, optional, tag = "3")]
     pub identity: ::core::option::Option<super::super::worker::v1::ModelIdentity>,
+    /// Unset while the scheduler has not seen enough to say; whatever was said before holds.
     #[prost(enumeration = "Role", tag = "4")]
     pub role: i32,
     #[prost(bool, tag = "5")]

@@ -328,7 +328,9 @@ impl Cluster {
         metrics.promises_missed.inc_by(directory.take_promises_missed());
     }
 
-    fn see(&self, view: ClusterView) {
+    fn see(&self, mut view: ClusterView) {
+        let before = self.view.load();
+        view.keep_roles(|engine| before.get(engine)?.role);
         let engines: HashMap<EngineId, EngineView> =
             view.engines.into_iter().map(|engine| (engine.engine.clone(), engine)).collect();
         let ready = self.ready.load();
@@ -373,7 +375,7 @@ fn target<'a>(engine: &'a Engine, view: &'a HashMap<EngineId, EngineView>, backl
 /// The role that the scheduler gave an engine; whoever nobody can fetch from serves requests itself.
 fn role(engine: &Engine, viewed: Option<&EngineView>) -> Role {
     let is_reachable = !engine.transfer_address.is_empty();
-    viewed.map(|view| view.role).filter(|_| is_reachable).unwrap_or_default()
+    viewed.and_then(|view| view.role).filter(|_| is_reachable).unwrap_or_default()
 }
 
 /// A prompt's first block stands for its session: what goes on begins alike.

@@ -1,17 +1,23 @@
-//! Which workers compute prompts for others: as few as serve all better than if each did everything.
+//! Which workers compute prompts for others: as many as let most requests meet their goals, in an order of names.
 //!
 //! A worker that does everything holds up those that decode whenever it computes a part of a prompt; one that only
-//! computes prompts lies idle when there are none. What is expected of each number of prefill workers is weighed against
-//! goals, and a change must promise enough for long enough, so that roles do not swing with the load.
+//! computes prompts lies idle when there are none. What each number of prefill workers promises is weighed once a second
+//! for the demand of the last while, and a change must promise enough for long enough, so that roles do not swing.
+//!
+//! Several schedulers decide each by itself and alike: engines compute prompts up to a name, so that whoever counts as
+//! many gives the same ones that role, and an engine that comes back has the role that it had. A scheduler that has not
+//! seen the demand for a while says nothing of roles, and routers keep those they know.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use contract::cost::CostCoefficients;
-use contract::ids::EngineId;
+use contract::cost::{CostCoefficients, StepLoad};
+use contract::ids::{DataRank, EngineId, WorkerId};
 use contract::occupancy::Occupancy;
 use contract::view::{EngineView, Role};
 use serde::{Deserialize, Serialize};
+
+use super::demand::{Demand, Goals};
 
 /// How roles are given.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -23,7 +29,8 @@ pub struct RoleSettings {
     pub decode_ms_goal: f64,
     /// Time to first token that is aimed at, in milliseconds.
     pub first_token_ms_goal: f64,
-    /// For so long another split must promise more before roles change, in milliseconds.
+    /// For so long another split must promise more before roles change, in milliseconds; demand is averaged over six
+    /// times as long.
     pub settle_ms: u64,
 }
 
@@ -33,255 +40,210 @@ impl Default for RoleSettings {
     }
 }
 
-/// Time over which the demand for prompts is averaged.
-const DEMAND_OVER: Duration = Duration::from_secs(10);
-/// How much better another split must promise to be.
-const GAIN_MIN: f64 = 0.15;
-/// What a missed goal costs beside its share of the goal.
-const PRICE_OF_MISS: f64 = 4.0;
-/// How many times the goal for tokens the slowest of a hundred may take.
-const SLOWEST: f64 = 4.0;
-/// What it costs when prompts come faster than they are computed, more than anything else.
-const OVERLOADED: f64 = 1e9;
-/// Most of its time that a worker can compute.
-const UTILIZATION_MAX: f64 = 0.95;
-
-/// What all engines do together.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Demand {
-    /// Engines.
-    pub n_engines: usize,
-    /// Time that one engine would compute prompts in a second, in seconds.
-    pub prefill: f64,
-    /// Requests that decode.
-    pub batch: u64,
-    /// Tokens in their context.
-    pub context: u64,
-    /// Tokens of a prompt that a step computes.
-    pub step_tokens: u64,
-    /// What an engine's steps cost.
-    pub cost: CostCoefficients,
-}
+/// The demand is averaged over so many times what a change takes to settle.
+const AVERAGED_OVER: f64 = 6.0;
+/// What comes within such a part of that time counts as one, where the variance of the demand is concerned.
+const WINDOW: f64 = 0.5;
+/// More tokens are decoded in a second than were: those that end now were begun when fewer came, and decoding that cannot
+/// keep up hides how much is asked of it.
+const MORE_TOKENS: f64 = 1.25;
+/// How many more of all requests must meet their goals for roles to change.
+const GAIN_MIN: f64 = 0.05;
 
 /// Who has which role, and what is seen of the demand.
 #[derive(Clone, Debug)]
 pub struct Roles {
     settings: RoleSettings,
-    given: BTreeMap<EngineId, Role>,
+    given: Given,
     seen: BTreeMap<EngineId, Seen>,
-    /// Another number of prefill engines that promises more, and since when.
-    wanted: Option<(usize, Instant)>,
+    /// What came since the last window.
+    coming: Coming,
+    /// Whether enough time has passed for that to count.
+    has_begun: bool,
+    rates: Option<Rates>,
+    /// Since when another number of prefill engines has promised more.
+    wanted_since: Option<Instant>,
 }
 
+/// The roles of engines that were not told one.
+#[derive(Clone, Debug, PartialEq)]
+enum Given {
+    /// Too little is known of the demand.
+    Unknown,
+    /// All do everything.
+    Mixed,
+    /// Engines up to this one compute prompts for those after it.
+    UpTo(WorkerId, DataRank),
+}
+
+/// What an engine last reported.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
-    tokens: u64,
-    at: Instant,
-    tokens_per_s: f64,
+    computed: StepLoad,
+    tokens_queued: u64,
+    pairs_queued: f64,
+    requests_begun: u64,
+}
+
+/// What came within a time.
+#[derive(Clone, Copy, Debug, Default)]
+struct Coming {
+    since: Option<Instant>,
+    prefill_s: f64,
+    requests: f64,
+    tokens: f64,
+    context: f64,
+}
+
+/// What comes in a second, on average.
+#[derive(Clone, Copy, Debug)]
+struct Rates {
+    began: Instant,
+    prefill: f64,
+    prefill_variance: f64,
+    requests: f64,
+    tokens: f64,
+    context: f64,
 }
 
 impl Roles {
     pub(super) fn new(settings: RoleSettings) -> Self {
-        Self { settings, given: BTreeMap::new(), seen: BTreeMap::new(), wanted: None }
+        Self {
+            settings,
+            given: if settings.auto { Given::Unknown } else { Given::Mixed },
+            seen: BTreeMap::new(),
+            coming: Coming::default(),
+            has_begun: false,
+            rates: None,
+            wanted_since: None,
+        }
     }
 
     /// Takes an engine's report.
-    pub(super) fn observe(&mut self, occupancy: &Occupancy, now: Instant) {
-        let tokens = occupancy.tokens_prefilled + occupancy.tokens_queued;
-        let seen = self.seen.entry(occupancy.engine.clone());
-        let seen = seen.or_insert(Seen { tokens, at: now, tokens_per_s: 0.0 });
-        let seconds = now.saturating_duration_since(seen.at).as_secs_f64();
-        // Reports come in bursts: a rate over less than this says little.
-        if seconds < 0.25 {
-            return;
-        }
-        let rate = tokens.saturating_sub(seen.tokens) as f64 / seconds;
-        let weight = 1.0 - (-seconds / DEMAND_OVER.as_secs_f64()).exp();
-        *seen = Seen { tokens, at: now, tokens_per_s: seen.tokens_per_s + weight * (rate - seen.tokens_per_s) };
+    pub(super) fn observe(&mut self, occupancy: &Occupancy) {
+        let Occupancy { computed, tokens_queued, pairs_queued, requests_begun, .. } = *occupancy;
+        let now = Seen { computed, tokens_queued, pairs_queued, requests_begun };
+        let Some(before) = self.seen.insert(occupancy.engine.clone(), now) else { return };
+        let grown = |of: fn(&Seen) -> u64| of(&now) as f64 - of(&before) as f64;
+        // What was queued and is not computed in the end, since it was cached or is not wanted any more, is taken back.
+        let tokens = grown(|seen| seen.computed.prefill_tokens + seen.tokens_queued);
+        let pairs = |seen: &Seen| seen.computed.prefill_pairs + seen.pairs_queued;
+        self.coming.prefill_s += prefill_s(occupancy, tokens, pairs(&now) - pairs(&before));
+        self.coming.requests += grown(|seen| seen.requests_begun);
+        self.coming.tokens += grown(|seen| seen.computed.decode_sequences);
+        self.coming.context += grown(|seen| seen.computed.decode_context);
     }
 
-    /// The roles that engines were given, for those that come into view anew.
+    /// The role of an engine that was not told one, if there is any to be told.
     pub(super) fn of(&self, engine: &EngineId) -> Option<Role> {
-        self.given.get(engine).copied()
+        match &self.given {
+            Given::Unknown => None,
+            Given::Mixed => Some(Role::Mixed),
+            Given::UpTo(worker, rank) if (&engine.worker, engine.data_rank) <= (worker, *rank) => Some(Role::Prefill),
+            Given::UpTo(..) => Some(Role::Decode),
+        }
     }
 
-    /// Looks whether roles should change at `now`; yields those of all `engines` when they do.
+    /// Looks at `now` whether roles should change; true when they do.
     ///
-    /// `engines` are those that were not told a role and do not drain.
-    pub(super) fn decide(&mut self, engines: &[&EngineView], now: Instant) -> Option<&BTreeMap<EngineId, Role>> {
+    /// `engines` are those that were not told a role and do not drain, in the order of their ids.
+    pub(super) fn decide(&mut self, engines: &[&EngineView], now: Instant) -> bool {
         self.seen.retain(|engine, _| engines.iter().any(|view| view.engine == *engine));
-        let n_now = engines.iter().filter(|view| view.role == Role::Prefill).count();
-        let demand = self.demand(engines);
-        let n_best = match &demand {
-            Some(demand) if self.settings.auto => demand.n_prefill(&self.settings, n_now),
-            _ => 0,
+        if !self.settings.auto {
+            return false;
+        }
+        self.end_window(now);
+        let Some(demand) = self.demand(engines) else { return false };
+        let n_now = match self.given {
+            Given::Unknown => None,
+            _ => Some(engines.iter().filter(|view| self.of(&view.engine) == Some(Role::Prefill)).count()),
         };
-        if n_best == n_now {
-            self.wanted = None;
-            return None;
+        let n_best = self.n_prefill(&demand, n_now);
+        if n_now == Some(n_best) {
+            self.wanted_since = None;
+            return false;
         }
-        let is_same = self.wanted.is_some_and(|(n, _)| n == n_best);
-        let since = self.wanted.filter(|_| is_same).map_or(now, |(_, since)| since);
-        self.wanted = Some((n_best, since));
+        let since = *self.wanted_since.get_or_insert(now);
         if now.saturating_duration_since(since) < Duration::from_millis(self.settings.settle_ms) {
-            return None;
+            return false;
         }
-        self.wanted = None;
-        self.assign(engines, n_best);
-        Some(&self.given)
+        self.wanted_since = None;
+        self.given = match n_best.checked_sub(1) {
+            None => Given::Mixed,
+            Some(last) => Given::UpTo(engines[last].engine.worker.clone(), engines[last].engine.data_rank),
+        };
+        true
+    }
+
+    /// The number of prefill engines that promises most; another than `n_now` only if it promises enough.
+    fn n_prefill(&self, demand: &Demand, n_now: Option<usize>) -> usize {
+        let RoleSettings { decode_ms_goal, first_token_ms_goal, .. } = self.settings;
+        let goals = Goals { first_token_s: first_token_ms_goal / 1e3, token_s: decode_ms_goal / 1e3 };
+        let promises = (0..demand.n_engines).map(|n| (n, demand.promise(n, &goals)));
+        let (n_best, best) = promises.rev().max_by(|(_, one), (_, two)| one.total_cmp(two)).unwrap_or_default();
+        n_now.filter(|&n| best < demand.promise(n, &goals) + GAIN_MIN).unwrap_or(n_best)
     }
 
     fn demand(&self, engines: &[&EngineView]) -> Option<Demand> {
-        let reports: Vec<&Occupancy> = engines.iter().filter_map(|view| view.occupancy.as_ref()).collect();
-        let known = reports.iter().find(|report| report.cost.prefill_per_token_ms > 0.0)?;
-        let tokens_per_s: f64 = self.seen.values().map(|seen| seen.tokens_per_s).sum();
+        let rates = self.rates?;
+        let mut reports = engines.iter().filter_map(|view| view.occupancy.as_ref());
+        let known = reports.find(|report| is_known(&report.cost))?;
         Some(Demand {
             n_engines: engines.len(),
-            prefill: tokens_per_s * known.cost.prefill_per_token_ms / 1e3,
-            batch: reports.iter().map(|report| u64::from(report.requests_running)).sum(),
-            context: reports.iter().map(|report| report.tokens_running).sum(),
+            prefill: rates.prefill.max(0.0),
+            prefill_variance: rates.prefill_variance,
+            requests: rates.requests,
+            tokens: MORE_TOKENS * rates.tokens,
+            context: rates.context / rates.tokens.max(f64::MIN_POSITIVE),
             step_tokens: u64::from(known.step_tokens),
             cost: known.cost,
         })
     }
 
-    /// Gives `n` engines the role of prefill: those that have it, then those that run least.
-    fn assign(&mut self, engines: &[&EngineView], n: usize) {
-        let mut order: Vec<&&EngineView> = engines.iter().collect();
-        let running = |view: &EngineView| view.occupancy.as_ref().map_or(0, |report| report.requests_running);
-        order.sort_by_key(|view| (view.role != Role::Prefill, running(view), view.engine.clone()));
-        let role = |index: usize| match (n, index < n) {
-            (0, _) => Role::Mixed,
-            (_, true) => Role::Prefill,
-            (_, false) => Role::Decode,
-        };
-        self.given = order.iter().enumerate().map(|(index, view)| (view.engine.clone(), role(index))).collect();
+    /// Folds what came into the averages, once there is enough of it.
+    fn end_window(&mut self, now: Instant) {
+        let since = *self.coming.since.get_or_insert(now);
+        let seconds = now.saturating_duration_since(since).as_secs_f64();
+        let settle_s = self.settings.settle_ms as f64 / 1e3;
+        // At first all begin and nobody ends, so that fewer tokens come than are asked for: that is left out.
+        if !self.has_begun && seconds >= settle_s {
+            (self.has_begun, self.coming) = (true, Coming { since: Some(now), ..Coming::default() });
+            return;
+        }
+        if !self.has_begun || seconds < WINDOW * settle_s {
+            return;
+        }
+        let Coming { prefill_s, requests, tokens, context, .. } =
+            std::mem::replace(&mut self.coming, Coming { since: Some(now), ..Coming::default() });
+        let none =
+            Rates { began: since, prefill: 0.0, prefill_variance: 0.0, requests: 0.0, tokens: 0.0, context: 0.0 };
+        let before = self.rates.unwrap_or(none);
+        // All count alike at first, and later those that are recent.
+        let recent = 1.0 - (-seconds / (AVERAGED_OVER * settle_s)).exp();
+        let weight = recent.max(seconds / now.saturating_duration_since(before.began).as_secs_f64());
+        let mean = |before: f64, sum: f64| before + weight * (sum / seconds - before);
+        let off = prefill_s / seconds - before.prefill;
+        self.rates = Some(Rates {
+            began: before.began,
+            prefill: mean(before.prefill, prefill_s),
+            prefill_variance: (1.0 - weight) * (before.prefill_variance + weight * off * off * seconds),
+            requests: mean(before.requests, requests),
+            tokens: mean(before.tokens, tokens),
+            context: mean(before.context, context),
+        });
     }
 }
 
-impl Demand {
-    /// The number of prefill engines that serves it best; another than `n_now` only if it promises enough.
-    fn n_prefill(&self, settings: &RoleSettings, n_now: usize) -> usize {
-        let costs = (0..self.n_engines).map(|n| (n, self.cost_of(n, settings)));
-        let (n_best, best) = costs.min_by(|(_, one), (_, two)| one.total_cmp(two)).unwrap_or_default();
-        let now = if n_now < self.n_engines { self.cost_of(n_now, settings) } else { f64::INFINITY };
-        if best < (1.0 - GAIN_MIN) * now { n_best } else { n_now.min(self.n_engines.saturating_sub(1)) }
-    }
+/// Time that an engine computes so much of prompts, in chunks as its steps have room for, in seconds.
+fn prefill_s(occupancy: &Occupancy, tokens: f64, pairs: f64) -> f64 {
+    let CostCoefficients { prefill_base_ms, prefill_per_token_ms, prefill_per_token_context_ms, .. } = occupancy.cost;
+    let n_steps = tokens / f64::from(occupancy.step_tokens.max(1));
+    (prefill_base_ms * n_steps + prefill_per_token_ms * tokens + prefill_per_token_context_ms * pairs) / 1e3
+}
 
-    /// What requests would see if `n_prefill` engines computed the prompts for the others, against the goals; where it is
-    /// none, all compute and decode. Less is better.
-    fn cost_of(&self, n_prefill: usize, settings: &RoleSettings) -> f64 {
-        let (n_computing, n_decoding) =
-            if n_prefill == 0 { (self.n_engines, self.n_engines) } else { (n_prefill, self.n_engines - n_prefill) };
-        let each = |all: u64| (all as f64 / n_decoding as f64).ceil() as u64;
-        let decode_ms = self.cost.decode_ms(each(self.batch).max(1), each(self.context));
-        let chunk_ms = self.cost.prefill_ms(self.step_tokens.max(1), 0);
-        let busy = self.prefill / n_computing as f64;
-        if busy >= UTILIZATION_MAX {
-            return OVERLOADED * busy;
-        }
-        let first_token_ms = chunk_ms / (1.0 - busy);
-        let (token_ms, slowest_ms) = if n_prefill > 0 {
-            (decode_ms, decode_ms)
-        } else {
-            // Of so many tokens one waits for a part of a prompt.
-            let share = busy / (1.0 - busy) * decode_ms / chunk_ms;
-            (decode_ms / (1.0 - busy), decode_ms + chunk_ms * (share / 0.01).min(1.0))
-        };
-        let term = |ms: f64, goal: f64| ms / goal + PRICE_OF_MISS * (ms / goal - 1.0).max(0.0);
-        term(first_token_ms, settings.first_token_ms_goal)
-            + term(token_ms, settings.decode_ms_goal)
-            + slowest_ms / (SLOWEST * settings.decode_ms_goal)
-    }
+fn is_known(cost: &CostCoefficients) -> bool {
+    cost.prefill_per_token_ms > 0.0
 }
 
 #[cfg(test)]
-mod tests {
-    use contract::ids::{DataRank, Incarnation};
-    use contract::model::{Fingerprint, ModelIdentity};
-    use contract::occupancy::BlockCounts;
-
-    use super::*;
-
-    const COST: CostCoefficients = CostCoefficients {
-        prefill_base_ms: 0.0,
-        prefill_per_token_ms: 0.66,
-        prefill_per_token_context_ms: 0.0,
-        decode_base_ms: 8.0,
-        decode_per_sequence_ms: 0.75,
-        decode_per_context_token_ms: 0.0,
-    };
-
-    fn demand(n_engines: usize, prefill: f64, batch: u64) -> Demand {
-        Demand { n_engines, prefill, batch, context: 0, step_tokens: 512, cost: COST }
-    }
-
-    fn n_prefill(n_engines: usize, prefill: f64, batch: u64) -> usize {
-        demand(n_engines, prefill, batch).n_prefill(&RoleSettings::default(), 0)
-    }
-
-    #[test]
-    fn prompts_are_computed_apart_where_they_would_hold_up_many_and_there_is_room_for_them() {
-        assert_eq!(n_prefill(2, 0.7, 32), 1, "prompts hold up 32 requests");
-        assert_eq!(n_prefill(2, 1.5, 32), 0, "one engine cannot compute them all");
-        assert_eq!(n_prefill(2, 0.001, 32), 0, "there is hardly a prompt");
-        assert_eq!(n_prefill(1, 0.7, 32), 0, "there is nobody else");
-        assert_eq!(n_prefill(8, 2.1, 160), 4, "enough that prompts hardly wait for each other");
-    }
-
-    fn view(index: u64, running: u32, tokens_prefilled: u64, role: Role) -> EngineView {
-        let engine =
-            EngineId { worker: format!("w{index}").into(), incarnation: Incarnation(1), data_rank: DataRank(0) };
-        let one = Fingerprint([1; 16]);
-        EngineView {
-            engine: engine.clone(),
-            address: String::new(),
-            identity: ModelIdentity {
-                name: "m".into(),
-                block_size: 16,
-                context_length: 100,
-                vocab_size: 10,
-                model: one,
-                tokenizer: one,
-                hash_key: one,
-                numerics: one,
-            },
-            role,
-            draining: None,
-            occupancy: Some(Occupancy {
-                engine,
-                step: 1,
-                blocks: BlockCounts { total: 4, allocated: 0, cached: 0, free: 4 },
-                requests_waiting: 0,
-                requests_running: running,
-                tokens_queued: 0,
-                tokens_running: 0,
-                cost: COST,
-                step_tokens: 512,
-                tokens_prefilled,
-                is_stalled: false,
-            }),
-        }
-    }
-
-    #[test]
-    fn roles_change_when_a_split_promises_more_for_long_enough_and_change_back() {
-        let mut roles = Roles::new(RoleSettings::default());
-        let start = daemon::clock::now();
-        let (mut current, mut changes) = ([Role::Mixed; 2], Vec::new());
-        for second in 0..120_u64 {
-            // From the first minute on there are no prompts any more.
-            let tokens = second.min(60) * 530;
-            let views = [0, 1].map(|i| view(i, 16, tokens, current[i as usize]));
-            let now = start + Duration::from_secs(second);
-            views.iter().for_each(|view| roles.observe(view.occupancy.as_ref().unwrap(), now));
-            if let Some(given) = roles.decide(&[&views[0], &views[1]], now) {
-                current = [0, 1].map(|i| given[&views[i].engine]);
-                changes.push((second, current));
-            }
-        }
-        let [(first, split), (second, mixed)] = changes[..] else { panic!("{changes:?}") };
-        assert!((10..30).contains(&first) && (70..110).contains(&second), "{changes:?}");
-        assert_eq!((split, mixed), ([Role::Prefill, Role::Decode], [Role::Mixed; 2]));
-    }
-}
+mod tests;

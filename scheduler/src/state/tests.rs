@@ -1,6 +1,6 @@
 //! The state against a naive model, and what it promises by name.
 
-use contract::cost::CostCoefficients;
+use contract::cost::{CostCoefficients, StepLoad};
 use contract::ids::Incarnation;
 use contract::model::{Fingerprint, ModelIdentity};
 use contract::occupancy::BlockCounts;
@@ -57,7 +57,9 @@ fn occupancy(engine: EngineId, step: u64) -> Occupancy {
         tokens_running: step,
         cost: CostCoefficients::default(),
         step_tokens: 0,
-        tokens_prefilled: 0,
+        pairs_queued: 0.0,
+        computed: StepLoad::default(),
+        requests_begun: 0,
         is_stalled: false,
     }
 }

@@ -145,7 +145,11 @@ impl Router {
             }
             ToRouter::View(view) => {
                 if (view.epoch, view.version) >= (self.view.epoch, self.view.version) {
-                    self.view = view;
+                    let before = std::mem::replace(&mut self.view, view);
+                    if self.view.engines.iter().any(|view| view.role.is_none()) {
+                        let known = |engine: &EngineId| placing::viewed(&before, engine)?.role;
+                        Arc::make_mut(&mut self.view).keep_roles(known);
+                    }
                 }
             }
             ToRouter::Ledger(event) => {

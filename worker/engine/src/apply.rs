@@ -25,8 +25,11 @@ impl Engine {
             let sequence = &mut self.sequences[planned.idx];
             sequence.n_in_flight -= 1;
             let n_new = planned.n_computed - sequence.n_computed;
+            let context = sequence.n_computed as u64;
             if n_new > 1 || !planned.samples {
-                self.counters.tokens_prefilled += n_new as u64;
+                self.counters.computed.add_prefill(n_new as u64, context);
+            } else {
+                self.counters.computed.add_decode(1, context);
             }
             sequence.n_computed = planned.n_computed;
             sequence.n_pending -= usize::from(planned.samples);
@@ -100,7 +103,7 @@ impl Engine {
             }
         }
         let cached_tokens = sequence.cached_tokens.filter(|_| !sequence.has_reported);
-        sequence.has_reported = true;
+        self.counters.requests_begun += u64::from(!std::mem::replace(&mut sequence.has_reported, true));
         let event = OutputEvent::Tokens { first_position, tokens, finish, cached_tokens };
         outputs.push(Output { key: sequence.key(), request: sequence.id, attempt: sequence.attempt, event });
         if finish.is_some() {

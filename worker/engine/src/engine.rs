@@ -199,7 +199,11 @@ impl Engine {
     /// How full the engine is, for the scheduler.
     pub fn occupancy(&self, engine: EngineId, cost: CostCoefficients) -> Occupancy {
         let running = || self.running.iter().map(|&(_, idx)| &self.sequences[idx]);
-        let n_prefill: usize = running().map(|sequence| sequence.n_prefill.saturating_sub(sequence.n_computed)).sum();
+        let mut queued = self.waiting.load();
+        for sequence in running() {
+            let n_left = sequence.n_prefill.saturating_sub(sequence.n_computed);
+            queued.add_prefill(n_left as u64, sequence.n_computed as u64);
+        }
         let n_context: usize = running().map(|sequence| sequence.tokens.len()).sum();
         Occupancy {
             engine,
@@ -207,11 +211,13 @@ impl Engine {
             blocks: self.blocks(),
             requests_waiting: self.n_waiting() as u32,
             requests_running: self.n_running() as u32,
-            tokens_queued: self.waiting.n_tokens() + n_prefill as u64,
+            tokens_queued: queued.prefill_tokens,
+            pairs_queued: queued.prefill_pairs,
             tokens_running: n_context as u64,
             cost,
             step_tokens: self.config.prefill_budget.unwrap_or(self.config.token_budget),
-            tokens_prefilled: self.counters.tokens_prefilled,
+            computed: self.counters.computed,
+            requests_begun: self.counters.requests_begun,
             is_stalled: false,
         }
     }

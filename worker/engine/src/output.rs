@@ -1,5 +1,6 @@
 //! What an engine tells about its requests.
 
+use contract::cost::StepLoad;
 use contract::error::RequestError;
 use contract::ids::{RequestId, SlotId, StepId};
 use contract::plan::SampledToken;
@@ -74,7 +75,7 @@ fn due(step: &Option<StepId>) -> String {
 }
 
 /// Sums over an engine's life.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counters {
     /// Plans made.
     pub steps: u64,
@@ -84,8 +85,10 @@ pub struct Counters {
     pub prefix_hit_tokens: u64,
     /// Prompt tokens not found then.
     pub prefix_miss_tokens: u64,
-    /// Tokens of prompts computed, and of outputs that were computed again.
-    pub tokens_prefilled: u64,
+    /// All steps together; outputs that were computed again count as prompts.
+    pub computed: StepLoad,
+    /// Requests that had a first token here.
+    pub requests_begun: u64,
     /// Tokens emitted.
     pub tokens_generated: u64,
     /// KV events dropped because nobody drained them; readers see the gap.

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use contract::cost::StepLoad;
+
 use crate::sequence::{Rank, SequenceIdx};
 
 /// Bounded for newcomers; preempted requests come back beyond the bound, at most one for each slot.
@@ -9,7 +11,7 @@ use crate::sequence::{Rank, SequenceIdx};
 pub(crate) struct WaitingQueue {
     entries: BTreeMap<Rank, Entry>,
     n_max: usize,
-    n_tokens: u64,
+    load: StepLoad,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +22,7 @@ struct Entry {
 
 impl WaitingQueue {
     pub(crate) fn new(n_max: usize) -> Self {
-        Self { entries: BTreeMap::new(), n_max, n_tokens: 0 }
+        Self { entries: BTreeMap::new(), n_max, load: StepLoad::default() }
     }
 
     pub(crate) fn is_full(&self) -> bool {
@@ -31,14 +33,14 @@ impl WaitingQueue {
         self.entries.len()
     }
 
-    /// Tokens to compute over all of them, whatever is cached.
-    pub(crate) fn n_tokens(&self) -> u64 {
-        self.n_tokens
+    /// What is to be computed over all of them, whatever is cached.
+    pub(crate) fn load(&self) -> StepLoad {
+        self.load
     }
 
     pub(crate) fn push(&mut self, rank: Rank, idx: SequenceIdx, n_tokens: usize) {
         let n_tokens = n_tokens as u64;
-        self.n_tokens += n_tokens;
+        self.load.add_prefill(n_tokens, 0);
         let before = self.entries.insert(rank, Entry { idx, n_tokens });
         debug_assert!(before.is_none(), "{rank:?} waits twice");
     }
@@ -50,6 +52,10 @@ impl WaitingQueue {
     pub(crate) fn remove(&mut self, rank: Rank) {
         let entry = self.entries.remove(&rank);
         debug_assert!(entry.is_some(), "{rank:?} does not wait");
-        self.n_tokens -= entry.map_or(0, |entry| entry.n_tokens);
+        let mut one = StepLoad::default();
+        one.add_prefill(entry.map_or(0, |entry| entry.n_tokens), 0);
+        // Pairs are halves of whole numbers far below 2^52, so that sums are exact and nothing is left of what has left.
+        self.load.prefill_tokens -= one.prefill_tokens;
+        self.load.prefill_pairs -= one.prefill_pairs;
     }
 }

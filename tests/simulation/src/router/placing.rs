@@ -2,7 +2,7 @@
 
 use contract::ids::EngineId;
 use contract::ledger::LedgerEvent;
-use contract::view::{ClusterView, EngineView, Role};
+use contract::view::{ClusterView, EngineView};
 use router::admission::Turn;
 use router::route::placer::{NotPlaced, Patience, Placed, Prompt, Target};
 
@@ -56,7 +56,7 @@ impl Router {
                     engine: &peer.engine,
                     occupancy: viewed.and_then(|view| view.occupancy.as_ref()),
                     draining: viewed.is_some_and(|view| view.draining.is_some()),
-                    role: viewed.map_or(Role::Mixed, |view| view.role),
+                    role: viewed.and_then(|view| view.role).unwrap_or_default(),
                     backlog_ms: backlog_ms[worker],
                 }
             })
@@ -124,7 +124,7 @@ impl Router {
 }
 
 /// What the scheduler says of an engine.
-fn viewed<'a>(view: &'a ClusterView, engine: &EngineId) -> Option<&'a EngineView> {
+pub(super) fn viewed<'a>(view: &'a ClusterView, engine: &EngineId) -> Option<&'a EngineView> {
     let index = view.engines.binary_search_by(|known| known.engine.cmp(engine)).ok()?;
     Some(&view.engines[index])
 }
