@@ -54,6 +54,11 @@ const FULL: &[(&str, &str, &[&str])] = &[
         &["-p", "simulation", "--test", "interleavings"],
     ),
     (
+        "roles",
+        "automatic roles against every fixed split, simulated on a 910B; TESSERA_TRACES names Mooncake's whole traces",
+        &["-p", "simulation", "--test", "roles"],
+    ),
+    (
         "migration",
         "workers killed and stopped in mid-stream over real processes, a next token within 2 s",
         &["-p", "tests", "--test", "migration"],
