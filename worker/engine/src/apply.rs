@@ -26,7 +26,8 @@ impl Engine {
             sequence.n_in_flight -= 1;
             let n_new = planned.n_computed - sequence.n_computed;
             let context = sequence.n_computed as u64;
-            if n_new > 1 || !planned.samples {
+            // The step that yields the first token is the prompt's, even where all of it but a token came from elsewhere.
+            if n_new > 1 || !planned.samples || !sequence.has_reported {
                 self.counters.computed.add_prefill(n_new as u64, context);
             } else {
                 self.counters.computed.add_decode(1, context);
