@@ -113,6 +113,7 @@ mod tests {
             blocks: BlockCounts::default(),
             requests_waiting: 0,
             requests_running: 0,
+            slots: 8,
             tokens_queued: 0,
             tokens_running: 0,
             cost: CostCoefficients::default(),

@@ -62,7 +62,12 @@ pub struct EngineLoad {
     pub n_decoding: u32,
     /// Prompt tokens of those.
     pub tokens_decoding: u64,
+    /// Mean time from first token to end of requests that ended of late, on any engine, in milliseconds; 0 before the first.
+    pub answer_ms: f64,
 }
+
+/// How much of the mean time of answers the last one decides.
+const ANSWER_WEIGHT: f64 = 1.0 / 32.0;
 
 /// The fold of all events.
 #[derive(Clone, Debug, Default)]
@@ -70,13 +75,21 @@ pub struct Ledger {
     placements: HashMap<PlacementKey, Entry>,
     engines: HashMap<EngineId, Account>,
     n_placed: u64,
+    answer_ms: Option<f64>,
 }
 
 #[derive(Clone, Debug)]
 struct Entry {
     work: PlacedWork,
-    /// Place in the order of placements while it prefills.
-    order: Option<u64>,
+    progress: Progress,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Progress {
+    /// Since its first token.
+    Decodes(Instant),
+    /// With its place in the order of placements.
+    Prefills(u64),
 }
 
 #[derive(Clone, Debug, Default)]
@@ -112,7 +125,8 @@ impl Ledger {
 
     /// What is placed on an engine.
     pub fn load(&self, engine: &EngineId, now: Instant) -> EngineLoad {
-        self.engines.get(engine).map(|account| account.load(now)).unwrap_or_default()
+        let load = self.engines.get(engine).map(|account| account.load(now)).unwrap_or_default();
+        EngineLoad { answer_ms: self.answer_ms.unwrap_or(0.0), ..load }
     }
 
     /// When a prefill last came to an engine or went from it; none where nothing is placed.
@@ -133,11 +147,11 @@ impl Ledger {
     /// Events that make an empty ledger like this one, in the order of placement of what prefills.
     pub fn snapshot(&self) -> Vec<LedgerEvent> {
         let mut entries: Vec<(&PlacementKey, &Entry)> = self.placements.iter().collect();
-        entries.sort_unstable_by_key(|&(key, entry)| (entry.order, *key));
+        entries.sort_unstable_by_key(|&(key, entry)| (entry.progress, *key));
         let mut events = Vec::with_capacity(entries.len());
         for (&key, entry) in entries {
             events.push(LedgerEvent::Placed(key, entry.work.clone()));
-            if entry.order.is_none() {
+            if matches!(entry.progress, Progress::Decodes(_)) {
                 events.push(LedgerEvent::FirstToken(key));
             }
         }
@@ -155,12 +169,13 @@ impl Ledger {
         account.prefilling.insert(order, work.prefill_us);
         account.prefilling_us += work.prefill_us;
         account.tokens_prefilling += u64::from(work.tokens_new);
-        self.placements.insert(key, Entry { work, order: Some(order) });
+        self.placements.insert(key, Entry { work, progress: Progress::Prefills(order) });
     }
 
     fn first_token(&mut self, key: PlacementKey, now: Instant) {
         let Some(entry) = self.placements.get_mut(&key) else { return };
-        let Some(order) = entry.order.take() else { return };
+        let Progress::Prefills(order) = entry.progress else { return };
+        entry.progress = Progress::Decodes(now);
         let account = self.engines.get_mut(&entry.work.engine).expect(ACCOUNT);
         account.prefilled(order, &entry.work, now);
         account.n_decoding += 1;
@@ -168,11 +183,14 @@ impl Ledger {
     }
 
     fn finish(&mut self, key: PlacementKey, now: Instant) {
-        let Some(Entry { work, order }) = self.placements.remove(&key) else { return };
+        let Some(Entry { work, progress }) = self.placements.remove(&key) else { return };
         let account = self.engines.get_mut(&work.engine).expect(ACCOUNT);
-        match order {
-            Some(order) => account.prefilled(order, &work, now),
-            None => {
+        match progress {
+            Progress::Prefills(order) => account.prefilled(order, &work, now),
+            Progress::Decodes(since) => {
+                let ms = now.saturating_duration_since(since).as_secs_f64() * 1e3;
+                let mean = self.answer_ms.get_or_insert(ms);
+                *mean += ANSWER_WEIGHT * (ms - *mean);
                 account.n_decoding -= 1;
                 account.tokens_decoding -= u64::from(work.tokens_prompt);
             }
@@ -212,6 +230,7 @@ impl Account {
             wait_ms: (self.prefilling_us - done_us) as f64 / 1e3,
             n_decoding: self.n_decoding,
             tokens_decoding: self.tokens_decoding,
+            answer_ms: 0.0,
         }
     }
 }
@@ -258,6 +277,26 @@ mod tests {
         let load = ledger.load(&engine(1), at(420));
         assert_eq!((load.wait_ms, load.n_prefilling, load.n_decoding, load.tokens_decoding), (30.0, 1, 1, 200));
         assert_eq!(ledger.load(&engine(2), at(420)), EngineLoad::default());
+    }
+
+    #[test]
+    fn answers_take_as_long_as_those_that_ended_took_on_any_engine() {
+        let (mut ledger, start) = (Ledger::default(), some_instant());
+        let answer_ms = |ledger: &Ledger| ledger.load(&engine(9), start).answer_ms;
+        assert_eq!(answer_ms(&ledger), 0.0, "none has ended");
+        for number in 1..=200_u64 {
+            let ms = if number <= 100 { 80 } else { 20 };
+            ledger.apply(LedgerEvent::Placed(key(1, number), work(number % 3, 10)), start);
+            ledger.apply(LedgerEvent::FirstToken(key(1, number)), start);
+            ledger.apply(LedgerEvent::Finished(key(1, number)), start + Duration::from_millis(ms));
+            if number == 100 {
+                assert_eq!(answer_ms(&ledger), 80.0);
+            }
+        }
+        assert!((20.0..23.0).contains(&answer_ms(&ledger)), "{}", answer_ms(&ledger));
+        ledger.apply(LedgerEvent::Placed(key(1, 0), work(1, 10)), start);
+        ledger.apply(LedgerEvent::Finished(key(1, 0)), start + Duration::from_secs(9));
+        assert!(answer_ms(&ledger) < 23.0, "what ended without a token is no answer");
     }
 
     #[test]

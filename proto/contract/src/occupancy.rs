@@ -38,6 +38,8 @@ pub struct Occupancy {
     pub requests_waiting: u32,
     /// Requests that hold a slot.
     pub requests_running: u32,
+    /// Slots; 0 is not known.
+    pub slots: u32,
     /// Prompt tokens not yet computed, over waiting and running requests.
     pub tokens_queued: u64,
     /// Pairs of one of these tokens and a token of context before it.

@@ -120,6 +120,9 @@ pub struct Occupancy {
     /// It stands still: a step, or the answer to an event, takes longer than it can; its worker ends what runs there.
     #[prost(bool, tag = "11")]
     pub stalled: bool,
+    /// Requests that run at once at most; 0 is not known.
+    #[prost(uint32, tag = "12")]
+    pub slots: u32,
 }
 /// What the time of a step depends on; sums of several are sums of each.
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]

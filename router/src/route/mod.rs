@@ -24,6 +24,8 @@ pub struct Candidate<'a> {
     pub tokens_queued: u64,
     /// Requests that the engine itself reported as waiting or running.
     pub n_reported: u32,
+    /// Requests that run there at once at most; 0 is not known, or they are too short there to wait for each other.
+    pub slots: u32,
     /// Tokens in context of the requests that it reported as running.
     pub tokens_running: u64,
     /// Blocks that are free or cached, as reported, and the pool's size; none without a report.

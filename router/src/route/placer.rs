@@ -34,8 +34,8 @@ pub struct PlacerSettings {
     pub promise: Duration,
     /// Longest time between two tokens that running requests should see, in milliseconds.
     pub decode_ms_goal: f64,
-    /// Predicted prefill work of an engine, in milliseconds, from which on nothing more is placed there; requests wait
-    /// at the router instead, where their order can still change.
+    /// Predicted wait at an engine, in milliseconds, from which on nothing more is placed there; requests wait at the
+    /// router instead, where their order and place can still change.
     pub dispatch_ahead_ms: f64,
     /// For so long room at an engine that is new is left to each that comes before a prompt elsewhere.
     pub give_way: Duration,
@@ -369,6 +369,8 @@ impl Placer {
                 load: ledger.load(target.engine, now),
                 tokens_queued: reported.map_or(0, |occupancy| occupancy.tokens_queued),
                 n_reported: reported.map_or(0, |occupancy| occupancy.requests_waiting + occupancy.requests_running),
+                // Who computes prompts for others holds a slot no longer than it computes.
+                slots: reported.filter(|_| target.role != Role::Prefill).map_or(0, |occupancy| occupancy.slots),
                 tokens_running: reported.map_or(0, |occupancy| occupancy.tokens_running),
                 blocks: reported.map(|occupancy| Room {
                     tokens_available: (u64::from(occupancy.blocks.free) + u64::from(occupancy.blocks.cached))

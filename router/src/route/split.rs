@@ -69,6 +69,7 @@ mod tests {
             load: EngineLoad { wait_ms, n_decoding, n_prefilling: u32::from(wait_ms > 0.0), ..EngineLoad::default() },
             tokens_queued: 0,
             n_reported: 0,
+            slots: 0,
             tokens_running: 0,
             blocks: None,
             cost: COST,

@@ -53,6 +53,7 @@ fn occupancy(engine: EngineId, step: u64) -> Occupancy {
         blocks: BlockCounts { total: 10, allocated: 3, cached: 2, free: 5 },
         requests_waiting: 0,
         requests_running: 1,
+        slots: 8,
         tokens_queued: 0,
         tokens_running: step,
         cost: CostCoefficients::default(),

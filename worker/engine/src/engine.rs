@@ -213,6 +213,7 @@ impl Engine {
             requests_running: self.n_running() as u32,
             tokens_queued: queued.prefill_tokens,
             pairs_queued: queued.prefill_pairs,
+            slots: self.config.max_running,
             tokens_running: n_context as u64,
             cost,
             step_tokens: self.config.prefill_budget.unwrap_or(self.config.token_budget),

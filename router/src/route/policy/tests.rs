@@ -37,9 +37,11 @@ fn with_situation<T>(rows: &[Row], change: impl Fn(&mut Situation<'_>), then: im
                 wait_ms: COST.prefill_ms(tokens_prefilling, 0),
                 n_decoding,
                 tokens_decoding: 100 * u64::from(n_decoding),
+                answer_ms: 0.0,
             },
             tokens_queued: 0,
             n_reported: 0,
+            slots: 0,
             tokens_running: 0,
             blocks: None,
             cost: COST,
@@ -233,6 +235,29 @@ fn chosen_after(rows: &[Row], n_recent: &[f64]) -> usize {
 fn equal_candidates_share_requests_and_a_better_one_is_taken_however_many_it_got() {
     assert_eq!(chosen_after(&[(0, 0, 0, 0); 3], &[5.0, 2.0, 3.0]), 1);
     assert_eq!(chosen_after(&[(0, 0, 0, 0), (0, 0, 0, 800), (0, 0, 0, 0)], &[0.0, 9.0, 1.0]), 1);
+}
+
+#[test]
+fn a_request_waits_for_a_slot_as_long_as_answers_take() {
+    let with_slots = |slots, answer_ms: f64| {
+        with_situation(
+            &[(2, 0, 8, 1_003), (0, 0, 0, 0)],
+            |_| {},
+            |situation| {
+                let mut candidates = situation.candidates.to_vec();
+                candidates.iter_mut().for_each(|one| (one.slots, one.load.answer_ms) = (slots, answer_ms));
+                let situation = Situation { candidates: &candidates, ..*situation };
+                (situation.predict(&candidates[0]), PrefixLatency.choose(&situation).index)
+            },
+        )
+    };
+    let (free, index) = with_slots(11, 800.0);
+    assert_eq!((free.wait_ms, index), (COST.prefill_ms(0, 0), 0), "there is a slot, and all of the prompt");
+    let (full, index) = with_slots(8, 800.0);
+    assert_eq!((full.wait_ms, index), (300.0, 1), "three must end before it, one in 100 ms");
+    assert_eq!(full.first_token_ms - free.first_token_ms, 300.0 - free.wait_ms);
+    assert!(with_slots(8, 0.0).0.wait_ms > 500.0, "answers are taken to be long before any has ended");
+    assert_eq!(with_slots(0, 800.0).1, 0, "slots that are not known are not waited for");
 }
 
 #[test]

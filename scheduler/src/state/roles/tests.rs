@@ -43,6 +43,7 @@ fn view(engine: EngineId, prefill_tokens: u64, decode_sequences: u64, requests_b
             blocks: BlockCounts { total: 4, allocated: 0, cached: 0, free: 4 },
             requests_waiting: 0,
             requests_running: 16,
+            slots: 32,
             tokens_queued: 0,
             pairs_queued: 0.0,
             tokens_running: 0,
