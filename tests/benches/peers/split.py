@@ -1,7 +1,8 @@
 """Prefill and decode on workers of their own, against both on each: two workers of one core, SmolLM2.
 
-32 requests decode all the time while prompts of 2,000 tokens come at 70 % of what one worker can compute. What counts is
-the time between two tokens of those that decode, and the time to first token of the prompts.
+Two loads: 32 requests decode all the time while prompts of 2,000 tokens come at 70 % of what one worker can compute; and
+4 decode while prompts come at 120 %, more than one worker computes at all. What counts is the time between two tokens of
+those that decode, and the time to first token of the prompts.
 """
 
 import asyncio
@@ -11,13 +12,27 @@ import random
 import tempfile
 import time
 
+import goals
 import process
 
-START_S, SETTLE_S = 300, 40
-N_DECODING, N_PROMPT, SHARE = 32, 2_000, 0.7
-BUDGETS = [512, 64, 128, 256, 1_024, 2_048]
+START_S = 300
+# Until a load is even, and until roles are as the scheduler wants them.
+SETTLE_S, SETTLE_AUTO_S = 15, 45
+N_PROMPT = 2_000
+BUDGET, BUDGETS = 512, [64, 128, 256, 1_024, 2_048]
 MODEL, VOCABULARY = "smollm2", 49_000
-CELL = "32 decode, prompts of 2,000 at 70 %"
+
+
+class Load:
+    """Requests that decode beside prompts that come at a share of what one worker computes."""
+
+    def __init__(self, n_decoding, share):
+        self.n_decoding, self.share = n_decoding, share
+        self.name = f"{n_decoding} decode, prompts of {N_PROMPT:,} at {share:.0%}"
+
+
+FOR_SPLIT, FOR_MIXED = Load(32, 0.7), Load(4, 1.2)
+assert (FOR_SPLIT.name, FOR_MIXED.name) == (goals.SPLIT_BETTER, goals.MIXED_BETTER)
 
 
 class Cluster:
@@ -102,12 +117,12 @@ async def first_token(port, prompt):
     return first[0] - began
 
 
-async def load(port, interval, seconds, rng):
+async def run(port, n_decoding, interval, settle_s, seconds, rng):
     """Gaps between tokens and times to first token, in seconds, after things have settled."""
     gaps, firsts, stopping = [], [], asyncio.Event()
-    decoding = [asyncio.create_task(decode_on(port, rng, gaps, stopping)) for _ in range(N_DECODING)]
+    decoding = [asyncio.create_task(decode_on(port, rng, gaps, stopping)) for _ in range(n_decoding)]
     began = time.monotonic()
-    measured_from = began + SETTLE_S
+    measured_from = began + settle_s
     prompts = []
     while time.monotonic() < measured_from + seconds:
         prompts.append((time.monotonic(), asyncio.create_task(first_token(port, tokens(rng, N_PROMPT)))))
@@ -128,42 +143,45 @@ def percentile(values, share):
 
 
 class Section:
-    """Split, mixed at each budget, and what the scheduler makes of it."""
+    """What the scheduler makes of it, split, and mixed at each budget."""
 
     def __init__(self, place, options):
-        self.place, self.seconds, self.interval = place, 60, None
+        self.place, self.seconds, self.alone_s = place, 60, None
         self.notes = [
-            f"two workers of one thread each, {N_DECODING} requests decode, prompts of {N_PROMPT:,} random tokens come at {SHARE:.0%} of what one worker computes alone",
-            "split: one worker computes prompts, the other decodes (roles told); mixed: each does both; budget: tokens of a step",
-            "auto: no role is told, the scheduler decides",
+            f"two workers of one thread each; some requests decode, prompts of {N_PROMPT:,} random tokens come at a share of what one worker computes alone",
+            "Tessera: no role is told, the scheduler decides, as it does by default",
+            "split: one worker is told to compute prompts, the other to decode; mixed: each does both; budget: tokens of a step, 512 where none is named",
         ]
 
     def rounds(self, order):
         """Yields (label, function) of one round."""
         yield "pace", self.pace
-        subjects = [("Tessera", ["prefill", "decode"], 512, False), ("auto", [None, None], 512, True)]
-        subjects += [("mixed" if budget == 512 else f"mixed, budget {budget:,}", ["mixed", "mixed"], budget, False) for budget in BUDGETS]
-        for name, roles, budget, auto in order(subjects):
-            yield name, lambda n=name, r=roles, b=budget, a=auto: self.run(n, r, b, a)
+        usual = [("Tessera", [None, None], BUDGET), ("split", ["prefill", "decode"], BUDGET), ("mixed", ["mixed", "mixed"], BUDGET)]
+        others = [(f"mixed, budget {budget:,}", ["mixed", "mixed"], budget) for budget in BUDGETS]
+        subjects = [(FOR_SPLIT, *subject) for subject in usual + others] + [(FOR_MIXED, *subject) for subject in usual]
+        for subject in order(subjects):
+            yield f"{subject[1]}: {subject[0].name}", lambda subject=subject: self.run(*subject)
 
     def pace(self):
         """Finds out how fast one worker computes prompts."""
-        if self.interval is None:
-            cluster = Cluster(self.place, ["mixed"], 512)
+        if self.alone_s is None:
+            cluster = Cluster(self.place, ["mixed"], BUDGET)
             try:
                 rng = random.Random(1)
                 times = [asyncio.run(first_token(cluster.port, tokens(rng, N_PROMPT))) for _ in range(4)]
             finally:
                 cluster.stop()
-            self.interval = sorted(times[1:])[1] / SHARE
-            self.notes.append(f"a prompt alone takes {self.interval * SHARE:.2f} s, one comes every {self.interval:.2f} s")
+            self.alone_s = sorted(times[1:])[1]
+            self.notes.append(f"a prompt alone takes {self.alone_s:.2f} s")
         return []
 
-    def run(self, name, roles, budget, auto):
+    def run(self, load, name, roles, budget):
         """One way of sharing the work."""
-        cluster = Cluster(self.place, roles, budget, auto)
+        is_auto = roles[0] is None
+        cluster = Cluster(self.place, roles, budget, is_auto)
+        settle_s, interval = SETTLE_AUTO_S if is_auto else SETTLE_S, self.alone_s / load.share
         try:
-            gaps, firsts = asyncio.run(load(cluster.port, self.interval, self.seconds, random.Random(7)))
+            gaps, firsts = asyncio.run(run(cluster.port, load.n_decoding, interval, settle_s, self.seconds, random.Random(7)))
         finally:
             cluster.stop()
         values = {
@@ -173,7 +191,7 @@ class Section:
             "ttft_p99_ms": 1e3 * percentile(firsts, 0.99),
             "tokens_per_s": len(gaps) / self.seconds,
         }
-        return [{"cell": CELL, "metric": metric, "subject": name, "value": value} for metric, value in values.items()]
+        return [{"cell": load.name, "metric": metric, "subject": name, "value": value} for metric, value in values.items()]
 
     def close(self):
         """Every round ends its own."""
