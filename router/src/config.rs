@@ -99,8 +99,8 @@ pub struct WorkerSettings {
     pub n_attempts_max: u32,
     /// Times that one choice goes on at another worker after its first token; 0 lets it end with its worker.
     pub n_migrations_max: u32,
-    /// Longest wait of a choice that has lost its worker for one that is ready, where there is none.
-    pub resume_wait_ms_max: u64,
+    /// Longest wait of a request for a worker that is ready, where there is none.
+    pub worker_wait_ms_max: u64,
     /// Longest wait for a worker to describe itself or to begin a watch.
     #[serde(deserialize_with = "at_least_one")]
     pub handshake_timeout_ms: u64,
@@ -191,7 +191,7 @@ impl Default for WorkerSettings {
             channel: ChannelOptions::default(),
             n_attempts_max: 3,
             n_migrations_max: 16,
-            resume_wait_ms_max: 10_000,
+            worker_wait_ms_max: 10_000,
             handshake_timeout_ms: 5_000,
             kv_silence_ms_max: 3_000,
             view_silence_ms_max: 3_000,

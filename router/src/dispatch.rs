@@ -192,7 +192,7 @@ impl Dispatch {
             self.blocks = Arc::new(self.cluster.model.hash_generated(&self.blocks, &self.request));
         }
         let settings = &self.cluster.settings;
-        let wait_ms = if resume::waits(&why, n_tokens) { settings.resume_wait_ms_max } else { 0 };
+        let wait_ms = if resume::waits(&why, n_tokens) { settings.worker_wait_ms_max } else { 0 };
         let until = self.deadline.min(daemon::clock::now() + Duration::from_millis(wait_ms));
         let mut changes = self.cluster.changes();
         loop {

@@ -11,7 +11,7 @@ mod supervise;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -80,9 +80,8 @@ pub(crate) struct Cluster {
     ready: ArcSwap<Vec<Arc<Engine>>>,
     view: ArcSwap<HashMap<EngineId, EngineView>>,
     changed: watch::Sender<usize>,
-    /// Until then, or until an engine is ready, the router is only getting to know its workers.
-    starts_until: Instant,
-    has_started: AtomicBool,
+    /// Since when requests find no engine, if they do.
+    none_since: Mutex<Option<Instant>>,
     /// Of the search that goes on.
     backlog: Mutex<Backlog>,
 }
@@ -119,7 +118,6 @@ impl Cluster {
         placer: Placer,
     ) -> Self {
         let ledger = SharedLedger::new(placer.router(), settings.ledger_grace());
-        let starts_until = daemon::clock::now() + Duration::from_millis(settings.handshake_timeout_ms);
         Self {
             model,
             settings,
@@ -133,8 +131,7 @@ impl Cluster {
             ready: ArcSwap::default(),
             view: ArcSwap::default(),
             changed: watch::Sender::new(0),
-            starts_until,
-            has_started: AtomicBool::new(false),
+            none_since: Mutex::default(),
             backlog: Mutex::default(),
         }
     }
@@ -258,10 +255,16 @@ impl Cluster {
         }
     }
 
-    /// How long the router may still be getting to know its workers; none once it knew any.
-    pub(crate) fn starts_for(&self) -> Option<Duration> {
-        let left = self.starts_until.saturating_duration_since(daemon::clock::now());
-        (!left.is_zero() && !self.has_started.load(Ordering::Relaxed)).then_some(left)
+    /// How long a request that found no engine waits for one; none when there has not been any for too long.
+    pub(crate) fn waits_for_engine(&self) -> Option<Duration> {
+        let now = daemon::clock::now();
+        let since = *self.none_since().get_or_insert(now);
+        let left = Duration::from_millis(self.settings.worker_wait_ms_max).saturating_sub(now - since);
+        (!left.is_zero()).then_some(left)
+    }
+
+    fn none_since(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.none_since.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether requests can be placed.
@@ -299,7 +302,7 @@ impl Cluster {
             let others = ready.iter().filter(|known| engines.iter().all(|new| new.id != known.id));
             others.chain(engines).cloned().collect::<Vec<_>>()
         });
-        self.has_started.store(true, Ordering::Relaxed);
+        *self.none_since() = None;
         self.count();
     }
 

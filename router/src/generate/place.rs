@@ -66,7 +66,7 @@ impl Service {
             Err(NotPlaced::Busy { wait_ms, .. }) => {
                 Attempt::NotNow(Duration::from_secs_f64(wait_ms.clamp(RETRY_MS.0, RETRY_MS.1) / 1e3))
             }
-            Err(why @ NotPlaced::NoEngine) => match self.cluster.starts_for() {
+            Err(why @ NotPlaced::NoEngine) => match self.cluster.waits_for_engine() {
                 Some(left) => Attempt::NotNow(left),
                 None => Attempt::Never(self.cluster.refusal(why)),
             },

@@ -76,7 +76,7 @@ async fn a_stop_string_is_found_across_two_workers() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_another_worker_or_a_budget_the_error_is_typed_and_last() {
-    let no_wait = |config: &mut Config| config.workers.resume_wait_ms_max = 50;
+    let no_wait = |config: &mut Config| config.workers.worker_wait_ms_max = 50;
     let no_budget = |config: &mut Config| config.workers.n_migrations_max = 0;
     for change in [&no_wait as &dyn Fn(&mut Config), &no_budget] {
         let place = Place::start_with(1, |config| change(config)).await;
