@@ -132,7 +132,7 @@ impl wire::GenerateRequest {
             stop: Some((&request.stop).into()),
             logprobs: request.logprobs,
             prompt_logprobs: request.prompt_logprobs,
-            prefill_on: request.prefill_on.as_ref().map(Into::into),
+            prefill_on: request.prefill_on.iter().map(Into::into).collect(),
         }
     }
 }
@@ -163,7 +163,7 @@ impl TryFrom<wire::GenerateRequest> for (GenerateRequest, EngineId) {
             stop: required("stop", request.stop)?.into(),
             logprobs: request.logprobs,
             prompt_logprobs: request.prompt_logprobs,
-            prefill_on: request.prefill_on.map(TryInto::try_into).transpose()?,
+            prefill_on: request.prefill_on.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?,
         };
         Ok((request, engine))
     }
@@ -346,7 +346,7 @@ mod tests {
             stop: StopParams { token_ids: vec![2], min_tokens: 1, max_tokens: 9 },
             logprobs: Some(0),
             prompt_logprobs: None,
-            prefill_on: Some(PrefillPeer { engine: engine(), address: "h:1".to_owned() }),
+            prefill_on: vec![PrefillPeer { engine: engine(), address: "h:1".to_owned() }; 2],
         }
     }
 

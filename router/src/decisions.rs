@@ -134,6 +134,7 @@ mod tests {
             considered: times_ms.iter().enumerate().map(considered).collect(),
             chosen,
             prefill: None,
+            instead: None,
             reason: Reason::Load,
         }
     }

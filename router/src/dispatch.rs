@@ -166,11 +166,11 @@ impl Dispatch {
     }
 
     async fn open(&mut self) -> Result<Call, RequestError> {
-        let Placement { engine, prefill, flight } = match self.placement.take() {
+        let Placement { engine, prefill_on, flight } = match self.placement.take() {
             Some(placement) => placement,
             None => self.place_again().await?,
         };
-        self.request.prefill_on = prefill;
+        self.request.prefill_on = prefill_on;
         let left = self.deadline.saturating_duration_since(daemon::clock::now());
         if left.is_zero() {
             return Err(RequestError::DeadlineExceeded { n_tokens: self.n_tokens() });

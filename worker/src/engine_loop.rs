@@ -151,10 +151,8 @@ impl EngineLoop {
             return writer.fail(error.clone());
         }
         let (id, attempt) = (request.id, request.attempt);
-        if self.fetch.is_none() || request.prefill_on.as_ref().is_some_and(|peer| peer.engine == self.id) {
-            request.prefill_on = None;
-        }
-        let split = request.prefill_on.is_some().then(|| request.clone());
+        request.prefill_on.retain(|peer| self.fetch.is_some() && peer.engine != self.id);
+        let split = (!request.prefill_on.is_empty()).then(|| request.clone());
         // A later attempt replaces one whose end has not been noticed yet.
         if let Some(earlier) = self.live.get(&id).filter(|live| live.attempt < attempt) {
             let ticket = earlier.ticket;

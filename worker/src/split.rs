@@ -8,9 +8,9 @@ use contract::ids::{EngineId, RequestId};
 use contract::kv::KvLayout;
 use contract::model::ModelIdentity;
 use contract::request::PrefillPeer;
-use daemon::random;
 use daemon::shutdown::Shutdown;
 use daemon::task::Tasks;
+use daemon::{clock, random};
 use kernels::memory::blocks::BlockMemory;
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
@@ -116,7 +116,7 @@ struct Fetcher {
 struct FetchBounds {
     /// Tokens in a block.
     block_size: usize,
-    /// From the order to its last block; then the rest is computed here.
+    /// From the first order to the last block, whoever it comes from; then the rest is computed here.
     deadline: Duration,
     /// The other worker keeps computed blocks so long without an acknowledgement.
     lease: Duration,
@@ -130,27 +130,31 @@ impl Fetch for Fetcher {
     }
 }
 
-/// Fills blocks as far as they come; dropping what is filled tells the engine.
+/// Fills blocks as far as they come, from one worker after the other until one has given all; dropping what is filled tells
+/// the engine, which computes the rest.
 async fn fill(client: Arc<Client>, filling: Filling, bounds: FetchBounds) {
     let block_size = bounds.block_size;
-    let Filling { request, hold, cancelled, mut filled } = filling;
-    let Some(PrefillPeer { engine, address }) = request.prefill_on.clone() else { return };
-    let n_first = hold.n_cached / block_size;
-    let order = Order::of(&request, n_first, bounds.deadline, bounds.lease);
-    let reservation = Reservation { blocks: hold.table[n_first..].to_vec() };
-    let peer = Peer { address, engine };
-    let fetched = tokio::select! {
-        fetched = client.fetch(&peer, &order, &reservation) => fetched,
-        _ = cancelled => return,
-    };
-    let n_blocks = match fetched {
-        Ok(()) => reservation.blocks.len(),
-        Err(error) => {
-            tracing::warn!(request = %order.request, peer = %peer.engine, n_blocks = error.blocks_complete,
-                error = %error.reason, "a prompt did not come as a whole; the rest is computed here");
-            error.blocks_complete as usize
-        }
-    };
+    let Filling { request, hold, mut cancelled, mut filled } = filling;
+    let until = clock::now() + bounds.deadline;
+    let n_cached = hold.n_cached / block_size;
+    let mut n_blocks = 0;
+    for PrefillPeer { engine, address } in request.prefill_on.clone() {
+        let n_first = n_cached + n_blocks;
+        let order = Order::of(&request, n_first, until.saturating_duration_since(clock::now()), bounds.lease);
+        let reservation = Reservation { blocks: hold.table[n_first..].to_vec() };
+        let peer = Peer { address, engine };
+        let fetched = tokio::select! {
+            fetched = client.fetch(&peer, &order, &reservation) => fetched,
+            _ = &mut cancelled => return,
+        };
+        let Err(error) = fetched else {
+            n_blocks += reservation.blocks.len();
+            break;
+        };
+        n_blocks += error.blocks_complete as usize;
+        tracing::warn!(request = %order.request, peer = %peer.engine, n_blocks = error.blocks_complete,
+            error = %error.reason, "a prompt did not come as a whole");
+    }
     filled.n_tokens = hold.n_filled(n_blocks, block_size);
 }
 

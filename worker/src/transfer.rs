@@ -126,7 +126,7 @@ impl Order {
             stop: StopParams { max_tokens: 1, ..StopParams::default() },
             logprobs: None,
             prompt_logprobs: None,
-            prefill_on: None,
+            prefill_on: Vec::new(),
         }
     }
 

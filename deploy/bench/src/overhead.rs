@@ -221,7 +221,7 @@ impl Ends {
             stop: StopParams { max_tokens: 1, ..StopParams::default() },
             logprobs: None,
             prompt_logprobs: None,
-            prefill_on: None,
+            prefill_on: Vec::new(),
         };
         let request = wire::GenerateRequest::new(&request, &self.engine);
         let began = clock::now();

@@ -41,8 +41,9 @@ pub struct GenerateRequest {
     pub logprobs: Option<u32>,
     /// The same for prompt tokens; not supported yet.
     pub prompt_logprobs: Option<u32>,
-    /// Who computes the KV of all tokens but the last; none is the engine itself.
-    pub prefill_on: Option<PrefillPeer>,
+    /// Who computes the KV of all tokens but the last: the first, and each next one when those before it failed. Then, or
+    /// where there is none, the engine itself.
+    pub prefill_on: Vec<PrefillPeer>,
 }
 
 /// An engine that computes prompts for another, and where its worker is.
@@ -228,7 +229,7 @@ mod tests {
             stop: StopParams { token_ids: vec![], min_tokens: 0, max_tokens: 4 },
             logprobs: None,
             prompt_logprobs: None,
-            prefill_on: None,
+            prefill_on: Vec::new(),
         }
     }
 

@@ -72,9 +72,10 @@ pub struct GenerateRequest {
     /// The same for prompt tokens. Not supported yet.
     #[prost(uint32, optional, tag = "15")]
     pub prompt_logprobs: ::core::option::Option<u32>,
-    /// Who computes the KV of all tokens but the last; unset is the engine itself.
-    #[prost(message, optional, tag = "16")]
-    pub prefill_on: ::core::option::Option<PrefillPeer>,
+    /// Who computes the KV of all tokens but the last: the first, and each next one when those before it failed. Then, or
+    /// where there is none, the engine itself.
+    #[prost(message, repeated, tag = "16")]
+    pub prefill_on: ::prost::alloc::vec::Vec<PrefillPeer>,
 }
 /// An engine that computes prompts for another.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

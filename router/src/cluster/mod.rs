@@ -105,8 +105,8 @@ pub(crate) struct Resumed<'a> {
 /// Where a request was placed.
 pub(crate) struct Placement {
     pub(crate) engine: Arc<Engine>,
-    /// Who computes the prompt, if that is another.
-    pub(crate) prefill: Option<PrefillPeer>,
+    /// Who computes the prompt, if others do, in the order in which they are asked.
+    pub(crate) prefill_on: Vec<PrefillPeer>,
     pub(crate) flight: Flight,
 }
 
@@ -191,7 +191,7 @@ impl Cluster {
         let view = self.view.load();
         let targets: Vec<Target<'_>> = engines.iter().map(|engine| target(engine, &view, backlog)).collect();
         let (now, random) = (daemon::clock::now(), daemon::random::u64());
-        let Placed { index, decision, key, work, prefill } =
+        let Placed { index, decision, key, work, prefill, instead } =
             self.placer.place(&targets, prompt, patience, now, random)?;
         let (chosen, computes) = (decision.chosen(), decision.computes());
         let reason = decision.reason.name();
@@ -204,10 +204,12 @@ impl Cluster {
         span.record(attribute::ROUTE_PREDICTED_MS, computes.prediction.first_token_ms);
         self.metrics.placed(decision.reason, patience == Patience::None);
         self.decisions.put(request, key, decision, now);
-        let peer = prefill.as_ref().map(|prefill| engines[prefill.index]);
+        let peers = prefill.as_ref().map(|prefill| prefill.index).into_iter().chain(instead);
+        let peer =
+            |engine: &Engine| PrefillPeer { engine: engine.id.clone(), address: engine.transfer_address.clone() };
         Ok(Placement {
             engine: Arc::clone(engines[index]),
-            prefill: peer.map(|peer| PrefillPeer { engine: peer.id.clone(), address: peer.transfer_address.clone() }),
+            prefill_on: peers.map(|index| peer(engines[index])).collect(),
             flight: Flight::new(self, request, key, work, prefill),
         })
     }

@@ -116,7 +116,7 @@ impl Service {
             stop: options.stops(&self.model.stop_token_ids, prompt.len(), context_length),
             logprobs: options.logprobs,
             prompt_logprobs: None,
-            prefill_on: None,
+            prefill_on: Vec::new(),
             prompt,
         };
         first.validate(self.model.vocab_size(), context_length)?;

@@ -165,7 +165,8 @@ impl Plan {
         let claim = Claim { tenant: &self.tenant, priority: self.priority, deadline: self.deadline, is_later };
         let first = service.acquire(claim, asked).await?;
         // All choices go to one engine, where the first computes the prompt for the others.
-        let beside = |_| Placement { engine: Arc::clone(&first.engine), prefill: None, flight: first.flight.beside() };
+        let beside =
+            |_| Placement { engine: Arc::clone(&first.engine), prefill_on: Vec::new(), flight: first.flight.beside() };
         let others: Vec<Placement> = (1..requests.len()).map(beside).collect();
         let placements = std::iter::once(first).chain(others);
         let choice = |(index, (request, placement))| {

@@ -112,6 +112,8 @@ pub struct Decision {
     pub chosen: usize,
     /// Index of the one that computes the prompt, if that is another.
     pub prefill: Option<usize>,
+    /// Index of the one that does when that one fails.
+    pub instead: Option<usize>,
     /// Why that one.
     pub reason: Reason,
 }
@@ -129,6 +131,8 @@ pub struct Placed {
     pub work: PlacedWork,
     /// Who computes the prompt, if that is another engine: until the first token it has work of its own.
     pub prefill: Option<PlacedPrefill>,
+    /// Index into the targets of the one that does when that one fails.
+    pub instead: Option<usize>,
 }
 
 /// The prompt of a placement that another engine computes.
@@ -252,7 +256,8 @@ impl Placer {
             let (key, work) = placed(&computes.engine);
             PlacedPrefill { index, key, work }
         });
-        Ok(Placed { index: index_of(&chosen.engine), key, work, prefill, decision })
+        let instead = decision.instead.map(|instead| index_of(&decision.considered[instead].engine));
+        Ok(Placed { index: index_of(&chosen.engine), key, work, prefill, instead, decision })
     }
 
     /// What `place` would choose, without placing anything; none when no target takes work.
@@ -339,15 +344,11 @@ impl Placer {
             prediction,
         };
         let pairs = split::predict_pairs(&situation, &candidates[chosen], prefills);
-        let split = split::choose(&situation, &candidates[chosen], prefills, &pairs);
+        let [prefill, instead] = split::choose(&situation, &candidates[chosen], prefills, &pairs)
+            .map(|of_prefills| of_prefills.map(|index| candidates.len() + index));
         let alone = candidates.iter().map(|candidate| considered(candidate, situation.predict(candidate)));
         let in_pairs = prefills.iter().zip(pairs).map(|(prefill, pair)| considered(prefill, pair));
-        Some(Decision {
-            considered: alone.chain(in_pairs).collect(),
-            chosen,
-            prefill: split.map(|index| candidates.len() + index),
-            reason,
-        })
+        Some(Decision { considered: alone.chain(in_pairs).collect(), chosen, prefill, instead, reason })
     }
 
     fn candidates<'a>(
@@ -408,7 +409,8 @@ impl Decision {
         let prefill = self.prefill.map(|index| self.considered.swap(1, index)).map(|()| 1);
         self.considered[1 + prefill.unwrap_or(0)..]
             .sort_by(|one, two| one.prediction.first_token_ms.total_cmp(&two.prediction.first_token_ms));
-        Self { chosen: 0, prefill, ..self }
+        // Nobody is told of who was not asked.
+        Self { chosen: 0, prefill, instead: None, ..self }
     }
 }
 

@@ -35,8 +35,8 @@ impl Situation<'_> {
         let ahead_ms = work_ms + steps_ahead * candidate.cost.decode_ms(batch, tokens);
         let slot_ms = candidate.slot_ms();
         let wait_ms = work_ms.max(slot_ms);
-        let first_token_ms = ahead_ms.max(slot_ms)
-            + candidate.cost.prefill_beside_ms(new, context, budget, batch, tokens);
+        let first_token_ms =
+            ahead_ms.max(slot_ms) + candidate.cost.prefill_beside_ms(new, context, budget, batch, tokens);
         let decode_ms = candidate.cost.decode_ms(batch + 1, tokens + self.n_prompt_tokens);
         Prediction { wait_ms, prefill_ms, first_token_ms, decode_ms }
     }

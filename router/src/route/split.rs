@@ -10,7 +10,8 @@ const HAND_OVER_MS: f64 = 2.0;
 const STALL_PRICE: f64 = 0.1;
 
 /// Chooses who computes a prompt for `decode`, of candidates that compute for others and what is expected of each pair:
-/// the one that is done soonest, if that serves all better than computing it on `decode`. Yields its index.
+/// the one that is done soonest, if that serves all better than computing it on `decode`; and who does when that one
+/// fails, which is the next one of which the same is true. Yields their indices.
 ///
 /// A prompt that is computed beside requests that decode holds up each of them, so that a pair may take longer than the
 /// engine alone and still be better.
@@ -19,12 +20,17 @@ pub(super) fn choose(
     decode: &Candidate<'_>,
     prefills: &[Candidate<'_>],
     pairs: &[Prediction],
-) -> Option<usize> {
+) -> [Option<usize>; 2] {
     let alone = situation.predict(decode);
     let alone_ms = alone.first_token_ms + STALL_PRICE * alone.prefill_ms * f64::from(decode.load.n_decoding);
-    let with_room = (0..prefills.len()).filter(|&index| has_room(situation, &prefills[index]));
-    let soonest = with_room.min_by(|&one, &two| pairs[one].first_token_ms.total_cmp(&pairs[two].first_token_ms));
-    soonest.filter(|&index| pairs[index].first_token_ms < alone_ms)
+    let is_better = |&index: &usize| has_room(situation, &prefills[index]) && pairs[index].first_token_ms < alone_ms;
+    let soonest = |but: Option<usize>| {
+        let others = (0..prefills.len()).filter(|&index| Some(index) != but);
+        let better = others.filter(is_better);
+        better.min_by(|&one, &two| pairs[one].first_token_ms.total_cmp(&pairs[two].first_token_ms))
+    };
+    let first = soonest(None);
+    [first, first.and_then(|_| soonest(first))]
 }
 
 /// What is expected where each of `prefills` computes the prompt for `decode`.
@@ -85,17 +91,18 @@ mod tests {
     fn a_prompt_is_computed_elsewhere_where_that_serves_all_better() {
         let engine = EngineId { worker: "w".into(), incarnation: Incarnation(1), data_rank: DataRank(0) };
         let of = |wait_ms, n_decoding, cached| candidate(&engine, wait_ms, n_decoding, cached);
-        let index = |decode: Candidate<'_>, prefills: &[Candidate<'_>]| {
-            let situation = Situation {
-                candidates: &[],
-                n_prompt_tokens: 100,
-                session: 0,
-                decode_ms_goal: f64::INFINITY,
-                turn: 0,
-                random: 0,
-            };
+        let situation = Situation {
+            candidates: &[],
+            n_prompt_tokens: 100,
+            session: 0,
+            decode_ms_goal: f64::INFINITY,
+            turn: 0,
+            random: 0,
+        };
+        let both = |decode: Candidate<'_>, prefills: &[Candidate<'_>]| {
             choose(&situation, &decode, prefills, &predict_pairs(&situation, &decode, prefills))
         };
+        let index = |decode: Candidate<'_>, prefills: &[Candidate<'_>]| both(decode, prefills)[0];
         assert_eq!(index(of(0.0, 0, 0), &[of(0.0, 0, 0)]), None, "an idle engine needs nobody");
         assert_eq!(index(of(0.0, 8, 0), &[of(0.0, 0, 0)]), Some(0), "eight would wait for it");
         assert_eq!(index(of(0.0, 8, 90), &[of(0.0, 0, 0)]), None, "most is there already");
@@ -103,6 +110,9 @@ mod tests {
         assert_eq!(index(of(0.0, 8, 0), &[of(500.0, 0, 0)]), None, "who has much to do is no help");
         assert_eq!(index(of(300.0, 0, 0), &[of(0.0, 0, 0)]), Some(0), "an engine with much to do lets others");
         assert_eq!(index(of(0.0, 8, 0), &[]), None);
+        let three = [of(20.0, 0, 0), of(500.0, 0, 0), of(0.0, 0, 0)];
+        assert_eq!(both(of(0.0, 8, 0), &three), [Some(2), Some(0)], "when one fails the next is asked");
+        assert_eq!(both(of(0.0, 8, 0), &three[1..]), [Some(1), None], "unless that one has too much to do");
         let full =
             Candidate { blocks: Some(crate::route::Room { tokens_available: 50, tokens_total: 100 }), ..of(0.0, 0, 0) };
         assert_eq!(index(of(0.0, 8, 0), &[full]), None, "it has no room");

@@ -114,7 +114,7 @@ pub(crate) struct Submission {
     /// What was generated of it before.
     pub(crate) generated: Vec<Token>,
     /// Who computes its prompt, if that is another.
-    pub(crate) prefill_on: Option<(usize, EngineId)>,
+    pub(crate) prefill_on: Vec<(usize, EngineId)>,
 }
 
 /// What workers tell each other about a prompt that moves; each number of a `fetch` is used once by whoever orders.

@@ -4,7 +4,7 @@ mod fetching;
 mod lending;
 mod telling;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::time::Duration;
 
 use contract::cost::CostCoefficients;
@@ -259,8 +259,8 @@ impl Worker {
         let asked = &prepared.requests()[request as usize];
         // An earlier attempt whose connection broke may not have been noticed here.
         self.abort(request, network);
-        let prefill_on = prefill_on.filter(|(_, engine)| *engine != self.id);
-        let peer = prefill_on.as_ref().map(|&(peer, _)| peer);
+        let peers: VecDeque<_> = prefill_on.into_iter().filter(|(_, engine)| *engine != self.id).collect();
+        let prefill_on = peers.iter().map(|(_, engine)| PrefillPeer { engine: engine.clone(), address: String::new() });
         let wanted = GenerateRequest {
             id: RequestId(request.into()),
             attempt,
@@ -276,9 +276,9 @@ impl Worker {
             stop: StopParams { token_ids: vec![EOS], max_tokens: asked.n_output, ..StopParams::default() },
             logprobs: None,
             prompt_logprobs: None,
-            prefill_on: prefill_on.map(|(_, engine)| PrefillPeer { engine, address: String::new() }),
+            prefill_on: prefill_on.collect(),
         };
-        let split = peer.map(|peer| Split { peer, request: wanted.clone() });
+        let split = (!peers.is_empty()).then(|| Split { peers, request: wanted.clone() });
         match self.engine.submit(wanted, network.now) {
             Ok(key) => {
                 self.live.insert(request, Live { owner, attempt, key, split, fetch: None });

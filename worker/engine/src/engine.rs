@@ -85,7 +85,7 @@ impl Engine {
     /// `PromptTooLong` when prompt and earlier output leave no room in context or pool, `Overloaded` when the queue is full,
     /// `InvalidArgument` when the prompt is empty, nothing is left of `max_tokens` or a request with this id has not ended.
     pub fn submit(&mut self, request: GenerateRequest, now: Duration) -> Result<SequenceKey, RequestError> {
-        let purpose = if request.prefill_on.is_some() { Purpose::Receive } else { Purpose::Generate };
+        let purpose = if request.prefill_on.is_empty() { Purpose::Generate } else { Purpose::Receive };
         self.submit_as(request, purpose, now)
     }
 

@@ -132,7 +132,7 @@ pub(super) fn request(model: ModelName, prompt: &[Token], max_tokens: u32) -> Ge
         stop: StopParams { token_ids: vec![], min_tokens: 0, max_tokens },
         logprobs: None,
         prompt_logprobs: None,
-        prefill_on: None,
+        prefill_on: Vec::new(),
     }
 }
 

@@ -30,7 +30,7 @@ fn prompt(n: u32, seed: u32) -> Vec<Token> {
 /// The request with its prompt computed on `prefill`.
 fn on(request: GenerateRequest, prefill: &Worker) -> GenerateRequest {
     let peer = PrefillPeer { engine: prefill.engine.clone(), address: prefill.transfer_address.clone() };
-    GenerateRequest { prefill_on: Some(peer), id: contract::ids::RequestId(daemon::random::u128()), ..request }
+    GenerateRequest { prefill_on: vec![peer], id: contract::ids::RequestId(daemon::random::u128()), ..request }
 }
 
 #[tokio::test]
@@ -80,7 +80,7 @@ async fn simulated_workers_move_prompts_as_real_ones_do() {
             async move { (decode.generate(&request).await.unwrap().0, request) }
         });
         for (tokens, request) in futures::future::join_all(split).await {
-            let alone = GenerateRequest { cache_salt: "another".to_owned(), prefill_on: None, ..request };
+            let alone = GenerateRequest { cache_salt: "another".to_owned(), prefill_on: Vec::new(), ..request };
             assert_eq!(tokens, decode.generate(&alone).await.unwrap().0, "{profile}");
         }
         assert!(prefill.at_rest().await.cached > 0, "it computed prompts");
@@ -95,7 +95,7 @@ async fn who_cannot_get_a_prompt_computes_it() {
     let alone = decode.generate(&wanted).await.unwrap().0;
     let with = |change: &dyn Fn(&mut PrefillPeer)| {
         let mut request = on(GenerateRequest { cache_salt: "s".to_owned(), ..wanted.clone() }, &prefill);
-        request.prefill_on.as_mut().map(change);
+        request.prefill_on.iter_mut().for_each(change);
         request
     };
     // Nobody listens; it is another's next life; it is this engine itself.
@@ -108,6 +108,13 @@ async fn who_cannot_get_a_prompt_computes_it() {
     }
     decode.at_rest().await;
     assert_eq!(prefill.at_rest().await.cached, 0, "it was never asked for anything that it could give");
+
+    let mut request = with(&|peer| peer.address = "127.0.0.1:1".to_owned());
+    request.cache_salt = "t".to_owned();
+    request.prefill_on.extend(on(request.clone(), &prefill).prefill_on);
+    assert_eq!(decode.generate(&request).await.unwrap().0, alone);
+    decode.at_rest().await;
+    assert!(prefill.at_rest().await.cached > 0, "it was asked when the one before it could not be");
 }
 
 /// Prompts of 256 tokens beside the one that is computed last: four steps of 32 ms, and a decode step of 20 ms.

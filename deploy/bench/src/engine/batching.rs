@@ -118,7 +118,7 @@ impl Batching {
             stop: StopParams { token_ids: Vec::new(), min_tokens: 0, max_tokens: u32::MAX },
             logprobs: None,
             prompt_logprobs: None,
-            prefill_on: None,
+            prefill_on: Vec::new(),
         }
     }
 }

@@ -87,7 +87,7 @@ impl Router {
 
     /// Sends a request where it was placed, and tells the others.
     fn send(&mut self, request: RequestIdx, workers: &[usize], placed: Placed, around: &mut Surroundings<'_>) {
-        let Placed { index, decision, key, work, prefill } = placed;
+        let Placed { index, decision, key, work, prefill, instead } = placed;
         let worker = workers[index];
         let attempt = note_placed(around.book, request);
         around.book.n_split += usize::from(prefill.is_some());
@@ -103,7 +103,9 @@ impl Router {
         if let Some(prefill) = &prefill {
             around.network.ledger(self.index, LedgerEvent::Placed(prefill.key, prefill.work.clone()));
         }
-        let prefill_on = prefill.as_ref().map(|prefill| (workers[prefill.index], prefill.work.engine.clone()));
+        let peers = prefill.as_ref().map(|prefill| prefill.index).into_iter().chain(instead);
+        let engine = |worker: usize| Some((worker, self.peered[worker].as_ref()?.engine.clone()));
+        let prefill_on = peers.filter_map(|index| engine(workers[index])).collect();
         let connection = self.peered[worker].as_ref().map_or(0, |peer| peer.connection);
         let submission = Submission { router: self.index, connection, request, attempt, generated, prefill_on };
         around.network.request(self.index, worker, ToWorker::Submit(submission));

@@ -1,9 +1,10 @@
 //! The decode worker's side of a prompt that moves: it orders, reads blocks into those that its engine has reserved, and
 //! tells the engine once how much is there.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
-use contract::ids::{BlockId, RequestId};
+use contract::ids::{BlockId, EngineId, RequestId};
 use contract::request::GenerateRequest;
 use engine::Hold;
 use worker::sim::Device;
@@ -18,9 +19,10 @@ use crate::options::Planted;
 /// Longest time until the engine hears of what is filled, in milliseconds.
 const FILLED_MS_MAX: f64 = 0.2;
 
-/// A request whose prompt another worker computes.
+/// A request whose prompt other workers compute.
 pub(super) struct Split {
-    pub(super) peer: usize,
+    /// Who is still to be asked, in the order of the request.
+    pub(super) peers: VecDeque<(usize, EngineId)>,
     pub(super) request: GenerateRequest,
 }
 
@@ -29,9 +31,15 @@ pub(super) struct Fetch {
     peer: usize,
     request: RequestIdx,
     hold: Hold,
+    /// Who is asked for the rest if this one fails.
+    split: Split,
+    /// The first block that it sends.
+    n_first: usize,
     received: Received,
-    /// It is given up then.
+    /// All of it is given up then, whoever sends it.
     until: Duration,
+    /// This worker is given up then.
+    due: Duration,
     /// When anything of it was heard last.
     heard: Duration,
 }
@@ -50,25 +58,40 @@ impl Worker {
         let request = hold.request.0 as RequestIdx;
         // Who asked may have gone, or asked again.
         let live = self.live.get_mut(&request).filter(|live| live.key == hold.key);
-        let fetch = self.n_fetches;
-        let begun = live.and_then(|live| {
-            live.fetch = Some(fetch);
-            live.split.take()
-        });
-        let Some(Split { peer, request: wanted }) = begun else {
-            return self.tell_filled(&hold, hold.n_cached, network);
-        };
-        self.n_fetches += 1;
+        let begun = live.and_then(|live| live.split.take());
         let n_first = hold.n_cached / self.block_size;
-        let order = Order::of(&wanted, n_first, self.links.deadline, self.links.lease);
-        let Some(engine) = wanted.prefill_on.map(|peer| peer.engine) else { return };
-        let frame = header(wanted.id, wanted.attempt, engine.incarnation, n_first);
+        match begun {
+            Some(split) => self.ask_next(split, request, hold, n_first, network.now + self.links.deadline, network),
+            None => self.tell_filled(&hold, hold.n_cached, network),
+        }
+    }
+
+    /// Orders all from block `n_first` on from the next worker that may be asked, until `until`.
+    fn ask_next(
+        &mut self,
+        mut split: Split,
+        request: RequestIdx,
+        hold: Hold,
+        n_first: usize,
+        until: Duration,
+        network: &mut Network,
+    ) {
+        let Some((peer, engine)) = split.peers.pop_front() else { return };
+        let fetch = self.n_fetches;
+        self.n_fetches += 1;
+        if let Some(live) = self.live.get_mut(&request).filter(|live| live.key == hold.key) {
+            live.fetch = Some(fetch);
+        }
+        let left = until.saturating_sub(network.now);
+        let order = Order::of(&split.request, n_first, left, self.links.lease);
+        let frame = header(split.request.id, split.request.attempt, engine.incarnation, n_first);
         let end = order.n_tokens().div_ceil(self.block_size as u32).max(order.first_block);
         let received = Received::new(&frame, end, 1);
         let message = PeerMessage::Order { fetch, order: Box::new(order), engine };
         let is_reached = network.tell_peer(self.index, peer, message);
-        let until = network.now + if is_reached { self.links.deadline } else { self.links.pairing };
-        self.fetches.insert(fetch, Fetch { peer, request, hold, received, until, heard: network.now });
+        let due = if is_reached { until } else { until.min(network.now + self.links.pairing) };
+        let heard = network.now;
+        self.fetches.insert(fetch, Fetch { peer, request, hold, split, n_first, received, until, due, heard });
         self.fetch_due(fetch, network);
     }
 
@@ -121,7 +144,7 @@ impl Worker {
     /// Gives up a prompt that is late or of which nothing is heard, or looks again when it may be.
     pub(super) fn fetch_due(&mut self, fetch: u64, network: &mut Network) {
         let Some(it) = self.fetches.get(&fetch) else { return };
-        let due = it.until.min(it.heard + self.links.silence);
+        let due = it.due.min(it.heard + self.links.silence);
         if due <= network.now {
             return self.close_fetch(fetch, network);
         }
@@ -158,12 +181,17 @@ impl Worker {
 
     /// However it ended: nothing is written from now on, and the engine hears how much is there.
     fn end_fetch(&mut self, fetch: u64, ended: Ended, network: &mut Network) {
-        let Some(Fetch { request, hold, received, .. }) = self.fetches.remove(&fetch) else { return };
+        let Some(it) = self.fetches.remove(&fetch) else { return };
+        let Fetch { request, hold, split, n_first, received, until, .. } = it;
         if let Some(live) = self.live.get_mut(&request).filter(|live| live.fetch == Some(fetch)) {
             live.fetch = None;
         }
         let n_complete = received.n_complete() as usize;
         self.tally.count(ended, n_complete);
+        if ended == Ended::Broken && !split.peers.is_empty() && network.now < until {
+            return self.ask_next(split, request, hold, n_first + n_complete, until, network);
+        }
+        let n_complete = n_first - hold.n_cached / self.block_size + n_complete;
         let n_blocks = match (ended, self.planted) {
             (Ended::Cancelled, _) => 0,
             (_, Some(Planted::OverstateFilled)) => n_complete + 1,

@@ -129,10 +129,10 @@ pub fn expect(ask: &Ask, number: u64, length_max: usize) -> Expected {
         stop,
         logprobs: None,
         prompt_logprobs: None,
-        prefill_on: (ask.part == Part::Decode).then(|| PrefillPeer {
+        prefill_on: Vec::from_iter((ask.part == Part::Decode).then(|| PrefillPeer {
             engine: EngineId { worker: "p".into(), incarnation: Incarnation(1), data_rank: DataRank(0) },
             address: "127.0.0.1:1".to_owned(),
-        }),
+        })),
     };
     Expected { request, tokens, states, length, finish }
 }

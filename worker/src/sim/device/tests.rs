@@ -138,7 +138,7 @@ impl World {
             },
             logprobs: None,
             prompt_logprobs: None,
-            prefill_on: None,
+            prefill_on: Vec::new(),
         };
         match self.engine.submit(request, Duration::ZERO) {
             Ok(_) => drop(self.due.insert(RequestId(number.into()), rest.into())),
