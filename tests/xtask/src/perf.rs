@@ -73,7 +73,7 @@ pub fn run(args: &[String]) -> Result<()> {
         _ => bail!("give one model at most"),
     };
     setup::for_serving()?;
-    run::cargo(&["build", "--package", "tessera"])?;
+    run::build_tessera()?;
     let transfer = ["bench", "--profile", "dev", "--package", "worker", "--bench", "transfer"];
     run::cargo(&[&transfer[..], &["--no-run"]].concat())?;
     idle()?;

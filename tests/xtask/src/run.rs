@@ -52,6 +52,11 @@ pub fn cargo_command() -> Command {
     command(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
+/// Builds the binary, as a part of the workspace: with the features that tests are built with no crate is built twice.
+pub fn build_tessera() -> Result<()> {
+    cargo(&["build", "--workspace", "--bin", "tessera"])
+}
+
 /// Where `cargo build` leaves the binary.
 pub fn tessera_binary() -> Result<PathBuf> {
     let metadata = output(cargo_command().args(["metadata", "--format-version=1", "--no-deps"]))?;
@@ -63,7 +68,7 @@ pub fn tessera_binary() -> Result<PathBuf> {
 /// Prepares, builds and becomes `tessera serve`.
 pub fn serve(args: &[String]) -> Result<()> {
     setup::protoc()?;
-    cargo(&["build", "--package", "tessera"])?;
+    build_tessera()?;
     let mut serve = Command::new(tessera_binary()?);
     serve.arg("serve").args(args);
     become_command(serve)

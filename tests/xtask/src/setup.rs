@@ -28,14 +28,14 @@ pub struct TestTools {
 /// Prepares for `cargo serve`.
 pub fn for_serving() -> Result<()> {
     protoc()?;
-    build_tessera()?;
+    run::build_tessera()?;
     model(&run::tessera_binary()?)
 }
 
 /// Prepares for `cargo xtask test`.
 pub fn for_tests() -> Result<TestTools> {
     protoc()?;
-    build_tessera()?;
+    run::build_tessera()?;
     let tessera = run::tessera_binary()?;
     model(&tessera)?;
     let mut variables = vec![
@@ -71,10 +71,6 @@ pub fn protoc() -> Result<()> {
         "could not install protoc; install Python 3 with pip (Debian: apt-get install python3-pip), \
          or protobuf-compiler and libprotobuf-dev with PROTOC=/usr/bin/protoc in the environment",
     )
-}
-
-fn build_tessera() -> Result<()> {
-    run::cargo(&["build", "--package", "tessera"])
 }
 
 fn model(tessera: &Path) -> Result<()> {
