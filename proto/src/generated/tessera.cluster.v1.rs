@@ -121,7 +121,7 @@ pub struct Occupancy {
     #[prost(bool, tag = "11")]
     pub stalled: bool,
     /// Requests that run at once at most; 0 is not known.
-    #[prost(uint32, tag = "12")]
+    #[prost(uint32, tag = "15")]
     pub slots: u32,
 }
 /// What the time of a step depends on; sums of several are sums of each.

@@ -84,7 +84,7 @@ impl Fixed {
             },
             address: worker.address.to_string(),
             identity: worker.identity.clone(),
-            role: Role::Mixed,
+            role: Some(Role::Mixed),
             draining: is_stalled.then_some(DrainReason::Stalled),
             occupancy: None,
         };
