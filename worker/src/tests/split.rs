@@ -28,7 +28,7 @@ fn prompt(n: u32, seed: u32) -> Vec<Token> {
 }
 
 /// The request with its prompt computed on `prefill`.
-fn on(request: GenerateRequest, prefill: &Worker) -> GenerateRequest {
+pub(super) fn on(request: GenerateRequest, prefill: &Worker) -> GenerateRequest {
     let peer = PrefillPeer { engine: prefill.engine.clone(), address: prefill.transfer_address.clone() };
     GenerateRequest { prefill_on: vec![peer], id: contract::ids::RequestId(daemon::random::u128()), ..request }
 }

@@ -4,13 +4,14 @@ use std::path::Path;
 
 use contract::error::RequestError;
 use contract::ids::RequestId;
-use contract::request::{GenerateRequest, PrefillPeer};
+use contract::request::GenerateRequest;
 use proto::status::from_status;
 use tokio::time::{sleep, timeout};
 
 use super::fake::{Behaviour, answer};
 use super::harness::{DEADLINE, Gate, Worker, config, start_fake, start_model};
 use super::model::fixture;
+use super::split::on;
 use crate::Config;
 use crate::config::EngineKind;
 
@@ -81,13 +82,9 @@ async fn a_prompt_that_another_engine_does_not_compute_is_computed_where_it_is_n
     let alone =
         decode.generate(&GenerateRequest { cache_salt: "another".to_owned(), ..request.clone() }).await.unwrap().0;
     std::fs::write(&file, "").unwrap();
-    let on = |request: &GenerateRequest| {
-        let peer = PrefillPeer { engine: prefill.engine.clone(), address: prefill.transfer_address.clone() };
-        GenerateRequest { prefill_on: Some(peer), id: RequestId(daemon::random::u128()), ..request.clone() }
-    };
     // The first is under way when the engine is found to stand still, the second is refused.
     for salt in ["", "salt"] {
-        let request = on(&GenerateRequest { cache_salt: salt.to_owned(), ..request.clone() });
+        let request = on(GenerateRequest { cache_salt: salt.to_owned(), ..request.clone() }, &prefill);
         let split =
             timeout(DEADLINE, decode.generate(&request)).await.expect("it goes on while the other engine hangs");
         assert_eq!(split.unwrap().0, alone);
