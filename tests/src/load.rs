@@ -56,11 +56,13 @@ pub async fn ask(routers: &[String], first: usize, body: &Value) -> anyhow::Resu
 
 /// Requests of 480 tokens that decode all the while, begun; decode workers are busy with them, so that prompts are
 /// computed elsewhere.
-pub async fn keep_decoding(cluster: &Cluster) -> Vec<JoinHandle<Answer>> {
+///
+/// Each prompt is a step of the simulated workers: what fewer tokens cost, one that has just started cannot know.
+pub async fn keep_decoding(cluster: &Cluster, random: &mut seed::Random) -> Vec<JoinHandle<Answer>> {
     let mut streams = Vec::new();
-    for index in 0..16_u64 {
+    for _ in 0..16 {
         let mut body = client::completion("tiny", &[], 480);
-        body["prompt"] = json!([3 + index, 4, 5]);
+        body["prompt"] = (0..20).map(|_| 3 + random.below(250)).collect();
         let (client, router) = (Cluster::new_client(), cluster.routers[0].http.clone());
         let (began, has_begun) = tokio::sync::oneshot::channel();
         streams.push(tokio::spawn(async move {

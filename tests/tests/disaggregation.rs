@@ -133,7 +133,7 @@ async fn prompts_are_computed_apart_and_nothing_shows() {
     let (plan, _folder) = plan(false);
     let cluster = Cluster::start(plan).await;
     let mut random = seed::from_environment();
-    let background = load::keep_decoding(&cluster).await;
+    let background = load::keep_decoding(&cluster, &mut random).await;
     let requests: Vec<Value> = (0..6).map(|_| request(&mut random)).collect();
     let mut split = Vec::new();
     for body in &requests {
@@ -233,7 +233,7 @@ async fn kill_everywhere(victim: Victim) {
         let n_times = if seed::is_full() { 20 } else { 1 };
         let mut longest = Duration::ZERO;
         for time in 0..n_times {
-            let background = load::keep_decoding(&cluster).await;
+            let background = load::keep_decoding(&cluster, &mut random).await;
             let body = request(&mut random);
             let (killed, answer) = kill_at(&mut cluster, &body, point, victim).await;
             assert!(answer.said().is_some(), "{victim:?} {point:?} {time}: {:?}", answer.error);
@@ -272,8 +272,9 @@ async fn whoever_goes_on_with_a_prompt_may_die_at_any_point() {
 async fn a_prefill_worker_that_stands_still_is_given_up() {
     let (plan, _folder) = plan(false);
     let cluster = Cluster::start(plan).await;
-    let background = load::keep_decoding(&cluster).await;
-    let body = request(&mut seed::from_environment());
+    let mut random = seed::from_environment();
+    let background = load::keep_decoding(&cluster, &mut random).await;
+    let body = request(&mut random);
     let before = loads(&cluster).await;
     let reading = ask(&cluster, &body, || ());
     let prefill = newly_busy(&cluster, &before, PREFILL).await;

@@ -249,7 +249,7 @@ async fn prompts_whose_transfer_is_cut_off_are_computed_where_they_decode() {
     let routers = [cluster.routers[0].http.clone()];
     let mut asked = Vec::new();
     for link in [Link::Clear, CUT, Link::Slow(Duration::from_millis(500)), LOSSY] {
-        let background = load::keep_decoding(&cluster).await;
+        let background = load::keep_decoding(&cluster, &mut random).await;
         switch.set(link, &WORKERS[..1], &WORKERS[1..]);
         let before = fetches(&cluster).await;
         // Not each is worth sending elsewhere.

@@ -61,23 +61,15 @@ impl Worker {
         let begun = live.and_then(|live| live.split.take());
         let n_first = hold.n_cached / self.block_size;
         match begun {
-            Some(split) => self.ask_next(split, request, hold, n_first, network.now + self.links.deadline, network),
+            Some(split) => self.ask_next(split, hold, n_first, network.now + self.links.deadline, network),
             None => self.tell_filled(&hold, hold.n_cached, network),
         }
     }
 
     /// Orders all from block `n_first` on from the next worker that may be asked, until `until`.
-    fn ask_next(
-        &mut self,
-        mut split: Split,
-        request: RequestIdx,
-        hold: Hold,
-        n_first: usize,
-        until: Duration,
-        network: &mut Network,
-    ) {
+    fn ask_next(&mut self, mut split: Split, hold: Hold, n_first: usize, until: Duration, network: &mut Network) {
         let Some((peer, engine)) = split.peers.pop_front() else { return };
-        let fetch = self.n_fetches;
+        let (request, fetch) = (hold.request.0 as RequestIdx, self.n_fetches);
         self.n_fetches += 1;
         if let Some(live) = self.live.get_mut(&request).filter(|live| live.key == hold.key) {
             live.fetch = Some(fetch);
@@ -189,7 +181,7 @@ impl Worker {
         let n_complete = received.n_complete() as usize;
         self.tally.count(ended, n_complete);
         if ended == Ended::Broken && !split.peers.is_empty() && network.now < until {
-            return self.ask_next(split, request, hold, n_first + n_complete, until, network);
+            return self.ask_next(split, hold, n_first + n_complete, until, network);
         }
         let n_complete = n_first - hold.n_cached / self.block_size + n_complete;
         let n_blocks = match (ended, self.planted) {
