@@ -26,8 +26,6 @@ const N_PROMPT: usize = 240;
 const N_TOKENS: u32 = 40;
 /// What a prompt's blocks take on their way: four layers of 64 bytes each.
 const PROMPT_BYTES: f64 = (N_PROMPT / 16 * 4 * 64) as f64;
-/// So they take longer than the computation where the way is slow.
-const SLOW_BYTES_PER_S: i64 = 3_000;
 
 /// When a worker is killed, in the life of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +34,7 @@ enum Point {
     BeforeAccept,
     /// The prompt is being computed.
     InCompute,
-    /// Some layers of some blocks are there.
+    /// Some blocks are there, while others are being computed.
     PartlySent,
     /// All is sent; whoever gets it stands still.
     NotAcknowledged,
@@ -47,10 +45,9 @@ enum Point {
 const POINTS: [Point; 5] =
     [Point::BeforeAccept, Point::InCompute, Point::PartlySent, Point::NotAcknowledged, Point::AfterHandOver];
 
-fn role(role: &str, more: &[(&str, i64)]) -> Table {
+fn role(role: &str) -> Table {
     let mut transfer = Table::new();
     transfer.insert("ways".to_owned(), vec!["tcp"].into());
-    transfer.extend(more.iter().map(|&(key, value)| (key.to_owned(), value.into())));
     let mut table = Table::new();
     table.insert("role".to_owned(), role.into());
     table.insert("transfer".to_owned(), transfer.into());
@@ -69,9 +66,8 @@ decode_base_ms = 10
 ";
 
 /// Workers 0 and 1 decode, the others compute prompts.
-fn plan(is_slow: bool) -> (Plan, tempfile::TempDir) {
-    let slow: &[(&str, i64)] = if is_slow { &[("bytes_per_s_max", SLOW_BYTES_PER_S)] } else { &[] };
-    let each_worker = vec![role("decode", &[]), role("decode", &[]), role("prefill", slow), role("prefill", slow)];
+fn plan() -> (Plan, tempfile::TempDir) {
+    let each_worker = ["decode", "decode", "prefill", "prefill"].map(role).to_vec();
     let mut plan = Plan { n_workers: each_worker.len(), each_worker, ..Plan::default() };
     let folder = plan.simulate(PROFILE);
     (plan, folder)
@@ -130,7 +126,7 @@ async fn sent(cluster: &Cluster, worker: usize) -> f64 {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn prompts_are_computed_apart_and_nothing_shows() {
-    let (plan, _folder) = plan(false);
+    let (plan, _folder) = plan();
     let cluster = Cluster::start(plan).await;
     let mut random = seed::from_environment();
     let background = load::keep_decoding(&cluster, &mut random).await;
@@ -227,7 +223,7 @@ async fn kill_everywhere(victim: Victim) {
     let first = random.below(POINTS.len() as u64) as usize;
     let points = POINTS.iter().cycle().skip(first).take(if seed::is_full() { POINTS.len() } else { 2 });
     for &point in points {
-        let (plan, _folder) = plan(point == Point::PartlySent);
+        let (plan, _folder) = plan();
         let tables = plan.each_worker.clone();
         let mut cluster = Cluster::start(plan).await;
         let n_times = if seed::is_full() { 20 } else { 1 };
@@ -270,7 +266,7 @@ async fn whoever_goes_on_with_a_prompt_may_die_at_any_point() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_prefill_worker_that_stands_still_is_given_up() {
-    let (plan, _folder) = plan(false);
+    let (plan, _folder) = plan();
     let cluster = Cluster::start(plan).await;
     let mut random = seed::from_environment();
     let background = load::keep_decoding(&cluster, &mut random).await;
