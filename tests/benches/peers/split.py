@@ -146,7 +146,7 @@ class Section:
     """What the scheduler makes of it, split, and mixed at each budget."""
 
     def __init__(self, place, options):
-        self.place, self.seconds, self.alone_s = place, 60, None
+        self.place, self.seconds, self.alone_s = place, 40, None
         self.notes = [
             f"two workers of one thread each; some requests decode, prompts of {N_PROMPT:,} random tokens come at a share of what one worker computes alone",
             "Tessera: no role is told, the scheduler decides, as it does by default",
