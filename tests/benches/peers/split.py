@@ -143,22 +143,23 @@ def percentile(values, share):
 
 
 class Section:
-    """What the scheduler makes of it, split, and mixed at each budget."""
+    """Split, mixed at each budget, and what the scheduler makes of it."""
 
     def __init__(self, place, options):
         self.place, self.seconds, self.alone_s = place, 40, None
         self.notes = [
             f"two workers of one thread each; some requests decode, prompts of {N_PROMPT:,} random tokens come at a share of what one worker computes alone",
-            "Tessera: no role is told, the scheduler decides, as it does by default",
-            "split: one worker is told to compute prompts, the other to decode; mixed: each does both; budget: tokens of a step, 512 where none is named",
+            "split: one worker is told to compute prompts, the other to decode; mixed: each does both; auto: no role is told, the scheduler decides; budget: tokens of a step, 512 where none is named",
+            "Tessera is split in the first load and auto in the second",
         ]
 
     def rounds(self, order):
         """Yields (label, function) of one round."""
         yield "pace", self.pace
-        usual = [("Tessera", [None, None], BUDGET), ("split", ["prefill", "decode"], BUDGET), ("mixed", ["mixed", "mixed"], BUDGET)]
-        others = [(f"mixed, budget {budget:,}", ["mixed", "mixed"], budget) for budget in BUDGETS]
-        subjects = [(FOR_SPLIT, *subject) for subject in usual + others] + [(FOR_MIXED, *subject) for subject in usual]
+        split, decided, mixed = ["prefill", "decode"], [None, None], ["mixed", "mixed"]
+        subjects = [(FOR_SPLIT, "Tessera", split, BUDGET), (FOR_SPLIT, "auto", decided, BUDGET), (FOR_SPLIT, "mixed", mixed, BUDGET)]
+        subjects += [(FOR_SPLIT, f"mixed, budget {budget:,}", mixed, budget) for budget in BUDGETS]
+        subjects += [(FOR_MIXED, "Tessera", decided, BUDGET), (FOR_MIXED, "mixed", mixed, BUDGET), (FOR_MIXED, "split", split, BUDGET)]
         for subject in order(subjects):
             yield f"{subject[1]}: {subject[0].name}", lambda subject=subject: self.run(*subject)
 
