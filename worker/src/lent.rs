@@ -38,7 +38,7 @@ impl Drop for LendingGuard {
 /// Blocks to be filled from another worker. However it ends, dropping it tells the engine how much is there.
 #[derive(Debug)]
 pub(crate) struct Filling {
-    /// What the client asked for, with the worker that computes its prompt.
+    /// What the client asked for, with the workers that compute its prompt.
     pub(crate) request: GenerateRequest,
     pub(crate) hold: Hold,
     /// Ends when nobody wants the request any more; its blocks are not to be written then.

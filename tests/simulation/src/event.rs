@@ -113,7 +113,7 @@ pub(crate) struct Submission {
     pub(crate) attempt: u32,
     /// What was generated of it before.
     pub(crate) generated: Vec<Token>,
-    /// Who computes its prompt, if that is another.
+    /// Who computes its prompt, if others do, in the order in which they are asked.
     pub(crate) prefill_on: Vec<(usize, EngineId)>,
 }
 

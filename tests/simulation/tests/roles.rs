@@ -6,14 +6,15 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
 
+mod mooncake;
+
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicUsize;
-use std::time::Duration;
 
 use contract::view::Role;
 use scheduler::state::roles::RoleSettings;
 use simulation::compare::run_all;
-use simulation::{Goals, Options, Prepared, Report, Request, Roles, Synthetic, Workload};
+use simulation::{Goals, Options, Prepared, Report, Roles, Synthetic, Workload};
 use worker::sim::Profile;
 
 const GOALS: Goals = Goals { ttft_s: 2.0, tpot_s: 0.05 };
@@ -36,20 +37,8 @@ fn traces() -> Vec<Prepared> {
 
 /// The first `n` requests of a trace.
 fn trace(path: &Path, n: usize) -> Prepared {
-    let text = std::fs::read_to_string(path).unwrap();
-    let request = |line: &str| {
-        let line: serde_json::Value = serde_json::from_str(line).unwrap();
-        let number = |field: &str| line[field].as_u64().unwrap();
-        Request {
-            after: Duration::from_millis(number("timestamp")),
-            n_prompt: number("input_length") as u32,
-            n_output: number("output_length") as u32,
-            blocks: line["hash_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect(),
-            tenant: 0,
-        }
-    };
     let name = path.file_stem().unwrap().to_string_lossy();
-    prepared(Workload::new(&*name, text.lines().take(n).map(request).collect()))
+    prepared(Workload::new(&*name, mooncake::requests(path, n)))
 }
 
 fn prepared(load: Workload) -> Prepared {

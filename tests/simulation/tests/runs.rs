@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+mod mooncake;
+
 use std::path::Path;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
@@ -15,19 +17,7 @@ fn run(prepared: &Prepared, options: &Options) -> Result<Report, SimulationError
 
 fn trace(name: &str) -> Workload {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/traces").join(name);
-    let text = std::fs::read_to_string(path).unwrap();
-    let request = |line: &str| {
-        let line: serde_json::Value = serde_json::from_str(line).unwrap();
-        let number = |field: &str| line[field].as_u64().unwrap();
-        Request {
-            after: Duration::from_millis(number("timestamp")),
-            n_prompt: number("input_length") as u32,
-            n_output: number("output_length") as u32,
-            blocks: line["hash_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect(),
-            tenant: 0,
-        }
-    };
-    Workload::new(name, text.lines().map(request).collect())
+    Workload::new(name, mooncake::requests(&path, usize::MAX))
 }
 
 fn mooncake() -> Profile {
