@@ -343,12 +343,15 @@ impl Placer {
             n_requests: candidate.n_requests(),
             prediction,
         };
-        let pairs = split::predict_pairs(&situation, &candidates[chosen], prefills);
-        let [prefill, instead] = split::choose(&situation, &candidates[chosen], prefills, &pairs)
+        let mut predictions: Vec<Prediction> = candidates.iter().map(|one| situation.predict(one)).collect();
+        let decode = (&candidates[chosen], predictions[chosen]);
+        let pairs = split::predict_pairs(&situation, &decode.1, prefills);
+        let [prefill, instead] = split::choose(&situation, decode, prefills, &pairs)
             .map(|of_prefills| of_prefills.map(|index| candidates.len() + index));
-        let alone = candidates.iter().map(|candidate| considered(candidate, situation.predict(candidate)));
-        let in_pairs = prefills.iter().zip(pairs).map(|(prefill, pair)| considered(prefill, pair));
-        Some(Decision { considered: alone.chain(in_pairs).collect(), chosen, prefill, instead, reason })
+        predictions.extend(pairs);
+        let all = candidates.iter().chain(prefills).zip(predictions);
+        let considered = all.map(|(candidate, prediction)| considered(candidate, prediction)).collect();
+        Some(Decision { considered, chosen, prefill, instead, reason })
     }
 
     fn candidates<'a>(

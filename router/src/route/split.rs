@@ -9,7 +9,7 @@ const HAND_OVER_MS: f64 = 2.0;
 /// time.
 const STALL_PRICE: f64 = 0.1;
 
-/// Chooses who computes a prompt for `decode`, of candidates that compute for others and what is expected of each pair:
+/// Chooses who computes a prompt for `decode`, of which `alone` is expected, of candidates that compute for others and what is expected of each pair:
 /// the one that is done soonest, if that serves all better than computing it on `decode`; and who does when that one
 /// fails, which is the next one of which the same is true. Yields their indices.
 ///
@@ -17,11 +17,10 @@ const STALL_PRICE: f64 = 0.1;
 /// engine alone and still be better.
 pub(super) fn choose(
     situation: &Situation<'_>,
-    decode: &Candidate<'_>,
+    (decode, alone): (&Candidate<'_>, Prediction),
     prefills: &[Candidate<'_>],
     pairs: &[Prediction],
 ) -> [Option<usize>; 2] {
-    let alone = situation.predict(decode);
     let alone_ms = alone.first_token_ms + STALL_PRICE * alone.prefill_ms * f64::from(decode.load.n_decoding);
     let is_better = |&index: &usize| has_room(situation, &prefills[index]) && pairs[index].first_token_ms < alone_ms;
     let soonest = |but: Option<usize>| {
@@ -33,13 +32,13 @@ pub(super) fn choose(
     [first, first.and_then(|_| soonest(first))]
 }
 
-/// What is expected where each of `prefills` computes the prompt for `decode`.
+/// What is expected where each of `prefills` computes the prompt for an engine of which `alone` is.
 pub(super) fn predict_pairs(
     situation: &Situation<'_>,
-    decode: &Candidate<'_>,
+    alone: &Prediction,
     prefills: &[Candidate<'_>],
 ) -> Vec<Prediction> {
-    let decode_ms = situation.predict(decode).decode_ms;
+    let decode_ms = alone.decode_ms;
     let pair = |prefill| {
         let computed = situation.predict(prefill);
         Prediction { first_token_ms: computed.first_token_ms + HAND_OVER_MS + decode_ms, decode_ms, ..computed }
@@ -100,7 +99,8 @@ mod tests {
             random: 0,
         };
         let both = |decode: Candidate<'_>, prefills: &[Candidate<'_>]| {
-            choose(&situation, &decode, prefills, &predict_pairs(&situation, &decode, prefills))
+            let alone = situation.predict(&decode);
+            choose(&situation, (&decode, alone), prefills, &predict_pairs(&situation, &alone, prefills))
         };
         let index = |decode: Candidate<'_>, prefills: &[Candidate<'_>]| both(decode, prefills)[0];
         assert_eq!(index(of(0.0, 0, 0), &[of(0.0, 0, 0)]), None, "an idle engine needs nobody");
