@@ -54,10 +54,25 @@ pub async fn ask(routers: &[String], first: usize, body: &Value) -> anyhow::Resu
     unreachable!("there are routers")
 }
 
+/// The timing of simulated workers to whom a prompt is long, beside requests of [`keep_decoding`].
+pub fn slow_prefill(n_blocks: u32) -> String {
+    format!(
+        "block_size = 16
+n_blocks = {n_blocks}
+max_running = 32
+prefill_budget = 20
+context_length = 512
+[timing]
+prefill_tokens_per_s = 400
+decode_base_ms = 10
+"
+    )
+}
+
 /// Requests of 480 tokens that decode all the while, begun; decode workers are busy with them, so that prompts are
 /// computed elsewhere.
 ///
-/// Each prompt is a step of the simulated workers: what fewer tokens cost, one that has just started cannot know.
+/// Each prompt is a step of workers as of [`slow_prefill`]: what fewer tokens cost, one that has just started cannot know.
 pub async fn keep_decoding(cluster: &Cluster, random: &mut seed::Random) -> Vec<JoinHandle<Answer>> {
     let mut streams = Vec::new();
     for _ in 0..16 {

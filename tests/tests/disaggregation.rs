@@ -54,22 +54,11 @@ fn role(role: &str) -> Table {
     table
 }
 
-const PROFILE: &str = "
-block_size = 16
-n_blocks = 400
-max_running = 32
-prefill_budget = 20
-context_length = 512
-[timing]
-prefill_tokens_per_s = 400
-decode_base_ms = 10
-";
-
 /// Workers 0 and 1 decode, the others compute prompts.
 fn plan() -> (Plan, tempfile::TempDir) {
     let each_worker = ["decode", "decode", "prefill", "prefill"].map(role).to_vec();
     let mut plan = Plan { n_workers: each_worker.len(), each_worker, ..Plan::default() };
-    let folder = plan.simulate(PROFILE);
+    let folder = plan.simulate(&load::slow_prefill(400));
     (plan, folder)
 }
 

@@ -227,22 +227,10 @@ async fn fetches(cluster: &Cluster) -> f64 {
 /// What a long request takes on a decode worker that is busy.
 const COMPUTED_ALONE: Duration = Duration::from_secs(5);
 
-/// A worker to whom a prompt is long, beside others that decode.
-const SLOW_PREFILL: &str = "
-block_size = 16
-n_blocks = 800
-max_running = 32
-prefill_budget = 20
-context_length = 512
-[timing]
-prefill_tokens_per_s = 400
-decode_base_ms = 10
-";
-
 #[tokio::test(flavor = "multi_thread")]
 async fn prompts_whose_transfer_is_cut_off_are_computed_where_they_decode() {
     let role = |role: &str| Table::from_iter([("role".to_owned(), role.into())]);
-    let started = start(SLOW_PREFILL, vec![role("decode"), role("prefill")]).await;
+    let started = start(&load::slow_prefill(800), vec![role("decode"), role("prefill")]).await;
     let Some(Setting { cluster, switch, .. }) = started else { return };
     let mut random = seed::from_environment();
     let mut body = client::completion("tiny", &[], 40);
