@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
-use crate::ops::{Activation, Attention, LayerCache, Linear, Norm, Ops, Qkv, RopeTable};
+use crate::ops::{Activation, Attention, FeedForward, LayerCache, Norm, Ops, Qkv, RopeTable};
 use crate::step::StepInputs;
 use crate::stream::{Event, StreamId};
 use crate::tensor::{Buffer, DType, DeviceId, Shape, Tensor};
@@ -147,7 +147,7 @@ impl Ops for DryRun {
         Ok(())
     }
 
-    fn gated_matmul(&self, _: StreamId, _: &Tensor, _: [Linear<'_>; 2], _: Activation, _: &Tensor) -> Result<()> {
+    fn feed_forward(&self, _: StreamId, _: &Tensor, _: &FeedForward<'_>, _: &Tensor) -> Result<()> {
         Ok(())
     }
 

@@ -5,22 +5,24 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::cpu::access::Access;
+use crate::cpu::activations::Activations;
 use crate::cpu::panels::Packed;
 use crate::cpu::pool::{Body, Pool};
 use crate::cpu::table::Table;
 use crate::cpu::weight_memory::WeightMemory;
-use crate::cpu::workspace::{Activations, Locals};
+use crate::cpu::workspace::Locals;
 use crate::error::Result;
 use crate::memory::Mapping;
 use crate::memory::blocks::BlockMemory;
 use crate::op;
-use crate::ops::{Activation, Attention, LayerCache, Linear, Norm, Ops, Qkv, RopeTable};
+use crate::ops::{Activation, Attention, FeedForward, LayerCache, Linear, Norm, Ops, Qkv, RopeTable};
 use crate::step::StepInputs;
 use crate::stream::{Event, StreamId};
 use crate::tensor::{Buffer, DType, DeviceId, Shape, Tensor};
 use crate::weight::{RawWeight, Weight, WeightRole};
 
 pub(crate) mod access;
+pub(crate) mod activations;
 mod affinity;
 #[cfg(target_arch = "x86_64")]
 mod amx;
@@ -93,6 +95,8 @@ pub(crate) struct Machine {
     weights: WeightMemory,
     /// A product's activations, kept for their capacity.
     pub(crate) activations: Activations,
+    /// The same of the second product of a feed-forward layer.
+    pub(crate) gated: Activations,
 }
 
 impl Machine {
@@ -139,6 +143,7 @@ impl CpuOps {
             attention: op::attention::Memory::default(),
             weights: WeightMemory::default(),
             activations: Activations::default(),
+            gated: Activations::default(),
         });
         Ok(Self { device: DeviceId::unique(), dtype: options.dtype, isa: table.isa, machine })
     }
@@ -299,16 +304,9 @@ impl Ops for CpuOps {
         op::qkv::run(&mut machine, &access, step, x, args)
     }
 
-    fn gated_matmul(
-        &self,
-        _: StreamId,
-        x: &Tensor,
-        [gate, up]: [Linear<'_>; 2],
-        activation: Activation,
-        out: &Tensor,
-    ) -> Result<()> {
-        let (mut machine, access) = self.enter("gated_matmul");
-        op::matmul::run_gated(&mut machine, &access, x, [gate, up], activation, out)
+    fn feed_forward(&self, _: StreamId, x: &Tensor, args: &FeedForward<'_>, out: &Tensor) -> Result<()> {
+        let (mut machine, access) = self.enter("feed_forward");
+        op::feed_forward::run(&mut machine, &access, x, args, out)
     }
 
     fn rope(&self, _: StreamId, x: &Tensor, positions: &Tensor, rope: &RopeTable) -> Result<()> {

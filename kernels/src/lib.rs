@@ -16,7 +16,7 @@ pub mod weight;
 pub use arena::{Arena, DryRun};
 pub use cpu::{ComputeDtype, CpuOps, CpuOptions, ISA_VARIABLE, Isa, PackedCopies, PackedFile, PackedFileError, bound};
 pub use error::{Error, Result};
-pub use ops::{Activation, Attention, LayerCache, Linear, Norm, Ops, Qkv, RopeStyle, RopeTable};
+pub use ops::{Activation, Attention, FeedForward, LayerCache, Linear, Norm, Ops, Qkv, RopeStyle, RopeTable};
 pub use step::{HostInputs, StepInputs, StepLimits};
 pub use stream::{Event, GroupId, StreamId};
 pub use tensor::{DType, DeviceId, Shape, Tensor};

@@ -127,6 +127,21 @@ pub struct Qkv<'a> {
     pub value_scratch: &'a Tensor,
 }
 
+/// Arguments of [`Ops::feed_forward`].
+#[derive(Clone, Copy, Debug)]
+pub struct FeedForward<'a> {
+    /// What goes through the activation, `[intermediate, in]`.
+    pub gate: Linear<'a>,
+    /// What the activation multiplies, `[intermediate, in]`.
+    pub up: Linear<'a>,
+    /// Back to the width of the residual stream, `[out, intermediate]`.
+    pub down: Linear<'a>,
+    /// Nonlinearity of the gate.
+    pub activation: Activation,
+    /// `[.., intermediate]` f32, scratch.
+    pub gated: &'a Tensor,
+}
+
 /// Nonlinearity of a gated feed-forward layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Activation {
@@ -239,19 +254,12 @@ pub trait Ops: Send + Sync {
     /// `x: [tokens, in]` f32; see [`Qkv`].
     fn qkv(&self, stream: StreamId, step: &StepInputs, x: &Tensor, args: &Qkv<'_>) -> Result<()>;
 
-    /// `out = activation(x G^T + g) * (x U^T + u)`, bit for bit what [`matmul`](Ops::matmul) and
+    /// `out = (activation(x G^T + g) * (x U^T + u)) D^T + d`, bit for bit what [`matmul`](Ops::matmul) and
     /// [`gated_activation`](Ops::gated_activation) make of it.
     ///
     /// # Shapes
-    /// `x: [.., in]` f32, `gate, up`: `[out, in]` with biases `[out]`, `out: [.., out]` f32.
-    fn gated_matmul(
-        &self,
-        stream: StreamId,
-        x: &Tensor,
-        gate_up: [Linear<'_>; 2],
-        activation: Activation,
-        out: &Tensor,
-    ) -> Result<()>;
+    /// `x: [.., in]` f32, `out: [.., out]` f32; see [`FeedForward`].
+    fn feed_forward(&self, stream: StreamId, x: &Tensor, args: &FeedForward<'_>, out: &Tensor) -> Result<()>;
 
     /// Rotates queries or keys by their position, in place.
     ///

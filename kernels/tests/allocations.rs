@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use kernels::step::SequenceInputs;
 use kernels::tensor::as_bytes;
 use kernels::{
-    Activation, Attention, ComputeDtype, CpuOps, CpuOptions, DType, LayerCache, Linear, Norm, Ops, Qkv, RawWeight,
-    Result, RopeStyle, RopeTable, StepInputs, StepLimits, StreamId, Tensor, Weight, WeightFormat, WeightRole,
+    Activation, Attention, ComputeDtype, CpuOps, CpuOptions, DType, FeedForward, LayerCache, Linear, Norm, Ops, Qkv,
+    RawWeight, Result, RopeStyle, RopeTable, StepInputs, StepLimits, StreamId, Tensor, Weight, WeightFormat,
+    WeightRole,
 };
 
 const MAIN: StreamId = StreamId::MAIN;
@@ -125,7 +126,9 @@ impl Layer {
         ops.rope(MAIN, key, &positions, rope)?;
         ops.write_kv(MAIN, step, key, value, cache)?;
         ops.matmul(MAIN, &attended.view([TOKENS, HIDDEN])?, weight, None, out)?;
-        ops.gated_matmul(MAIN, x, [linear, linear], Activation::Silu, out)?;
+        let (activation, gated) = (Activation::Silu, &attended.view([TOKENS, HIDDEN])?);
+        let args = FeedForward { gate: linear, up: linear, down: linear, activation, gated };
+        ops.feed_forward(MAIN, x, &args, out)?;
         ops.gated_activation(MAIN, Activation::GeluTanh, key, value, query)?;
         ops.add(MAIN, x, out)?;
         ops.scale(MAIN, x, 0.5)?;

@@ -1,9 +1,12 @@
 //! Kernels for AMX: sixteen rows times sixteen columns in one instruction, one row as well as many.
 //! Hot path: no allocation, no lock, no log.
 //!
-//! A group of a panel is two tiles of 1 KB that lie one after the other, so a panel streams. Sums of up to 32 rows stay
-//! in four tiles. Tiles have as many rows as there are, since an instruction takes a cycle a row; every element is
-//! summed over groups ascending in each shape.
+//! A group of a panel is two tiles of 1 KB that lie one after the other, so a panel streams, and so do activations in
+//! [`Order::Tiles`]. Sums of up to 32 rows stay in four tiles over the whole depth. Tiles have as many rows as there
+//! are, since an instruction takes a cycle a row; every element is summed over groups ascending in each shape.
+//!
+//! Rows that go through a panel once wait for memory and ask for what is 32 KB ahead; with more rows the panel is in the
+//! second-level cache, and the next one is asked for meanwhile (hardware sees nothing to follow while rows go by).
 //! Source: Intel 64 and IA-32 Architectures Software Developer's Manual, chapter 18; arch_prctl(2).
 
 use std::arch::asm;
@@ -11,16 +14,20 @@ use std::arch::x86_64::{__cpuid, __cpuid_count};
 use std::cell::Cell;
 use std::sync::OnceLock;
 
-use crate::cpu::dot::Dot;
+use crate::cpu::dot::{Dot, Order, TILE_ROWS};
+use crate::cpu::lanes::LINE;
 use crate::cpu::panels::{GROUP, GROUP_INT8, PANEL};
 use crate::cpu::table::Table;
 use crate::cpu::{Isa, avx512bf16};
 
 /// The table of this instruction set; its functions run only where [`Isa::Amx`] is available.
-pub(crate) const TABLE: Table = Table { isa: Isa::Amx, dot_bf16, dot_int8, dot_direct: None, ..avx512bf16::TABLE };
+pub(crate) const TABLE: Table =
+    Table { isa: Isa::Amx, order: Order::Tiles, dot_bf16, dot_int8, dot_direct: None, ..avx512bf16::TABLE };
 
-/// Rows of a tile.
-const TILE_ROWS: usize = 16;
+/// Bytes of a panel's group: two tiles.
+const GROUP_BYTES: usize = 2048;
+/// How far ahead memory is asked for.
+const AHEAD: usize = 32 << 10;
 /// State component of tile data, for which a process must ask.
 const XTILEDATA: usize = 18;
 
@@ -100,62 +107,121 @@ unsafe fn load(shape: [u8; 2], rows: [u8; 8], row_bytes: [u16; 8]) {
     unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const config, options(nostack, readonly)) };
 }
 
+/// What a loop goes through.
+#[derive(Clone, Copy)]
+struct Walk {
+    /// First tile of activations; the next group's follows it.
+    x: *const u8,
+    /// First tile of the next sixteen rows.
+    second: *const u8,
+    panel: *const u8,
+    groups: usize,
+    sums: *mut u8,
+    /// What to ask for.
+    ahead: *const u8,
+    /// Lines to ask for with each group, where a loop leaves the number open.
+    n_ahead: usize,
+}
+
+/// Asks the second-level cache for lines. (Requests to the first level wait for its few miss buffers: a sixth of the
+/// bandwidth.)
+macro_rules! ask {
+    ($($offset:literal)*) => { concat!($("prefetcht1 [{ahead} + ", $offset, "]\n"),*) };
+}
+
+/// A group's 2 KB are asked for in four parts between the tiles: requests that follow a load that waits would wait with it.
+macro_rules! streaming {
+    ($loops:ident, $one:ident, $two:ident, $product:literal) => {
+        $loops!($one, $two, $product,
+            ask!(0 64 128 192 256 320 384 448),
+            ask!(512 576 640 704 768 832 896 960),
+            ask!(1024 1088 1152 1216 1280 1344 1408 1472),
+            ask!(1536 1600 1664 1728 1792 1856 1920 1984),
+            "add {ahead}, 2048"
+        );
+    };
+}
+
+/// As many lines as the walk says are asked for behind a group's tiles.
+macro_rules! counting {
+    ($loops:ident, $one:ident, $two:ident, $product:literal) => {
+        $loops!(
+            $one,
+            $two,
+            $product,
+            "",
+            "",
+            "",
+            "",
+            concat!(
+                "mov {count}, {n_ahead}\n",
+                "test {count}, {count}\n",
+                "jz 4f\n",
+                "3:\n",
+                "prefetcht1 [{ahead}]\n",
+                "add {ahead}, 64\n",
+                "dec {count}\n",
+                "jnz 3b\n",
+                "4:"
+            )
+        );
+    };
+}
+
 /// The loops for one or two tiles of rows; `$product` multiplies tiles.
 macro_rules! loops {
-    ($one:ident, $two:ident, $product:literal) => {
-        /// Up to sixteen rows, the panel fetched 16 KB ahead.
+    ($one:ident, $two:ident, $product:literal, $a:expr, $b:expr, $c:expr, $d:expr, $last:expr) => {
+        /// Up to sixteen rows.
         ///
         /// # Safety
         /// AMX is available and configured for the rows; `groups` groups of activations, `groups` 2 KB groups of the
         /// panel, and rows of sums 128 bytes apart exist.
-        unsafe fn $one(x: *const u8, stride: usize, panel: *const u8, groups: usize, sums: *mut u8) {
+        unsafe fn $one(walk: &Walk) {
             // SAFETY: extents are the caller's promise; a prefetch may name any address.
             unsafe {
                 asm!(
                     "tileloadd tmm0, [{sums} + {sums_stride}]",
                     "tileloadd tmm1, [{sums} + {sums_stride} + 64]",
                     "2:",
-                    "tileloadd tmm4, [{x} + {stride}]",
-                    "tileloadd tmm6, [{panel} + {panel_stride}]",
+                    "tileloadd tmm4, [{x} + {line_stride}]",
+                    $a,
+                    "tileloadd tmm6, [{panel} + {line_stride}]",
                     concat!($product, " tmm0, tmm4, tmm6"),
-                    "tileloadd tmm7, [{panel} + {panel_stride} + 1024]",
+                    $b,
+                    $c,
+                    "tileloadd tmm7, [{panel} + {line_stride} + 1024]",
                     concat!($product, " tmm1, tmm4, tmm7"),
-                    // Two tiles, line by line.
-                    "mov {line:e}, 16384",
-                    "3:",
-                    "prefetcht0 [{panel} + {line}]",
-                    "prefetcht0 [{panel} + {line} + 64]",
-                    "prefetcht0 [{panel} + {line} + 128]",
-                    "prefetcht0 [{panel} + {line} + 192]",
-                    "add {line:e}, 256",
-                    "cmp {line:e}, 18432",
-                    "jne 3b",
-                    "add {x}, 64",
+                    $d,
+                    $last,
+                    "add {x}, 1024",
                     "add {panel}, 2048",
                     "dec {groups}",
                     "jnz 2b",
                     "tilestored [{sums} + {sums_stride}], tmm0",
                     "tilestored [{sums} + {sums_stride} + 64], tmm1",
-                    x = inout(reg) x => _,
-                    panel = inout(reg) panel => _,
-                    groups = inout(reg) groups => _,
-                    line = out(reg) _,
-                    stride = in(reg) stride,
-                    sums = in(reg) sums,
+                    // Where requests are not counted, these would be unused.
+                    "/* {count} {n_ahead} */",
+                    x = inout(reg) walk.x => _,
+                    panel = inout(reg) walk.panel => _,
+                    groups = inout(reg) walk.groups => _,
+                    ahead = inout(reg) walk.ahead => _,
+                    count = out(reg) _,
+                    n_ahead = in(reg) walk.n_ahead,
+                    sums = in(reg) walk.sums,
                     sums_stride = in(reg) PANEL * 4,
-                    panel_stride = in(reg) 64usize,
+                    line_stride = in(reg) 64usize,
                     out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
                     options(nostack),
                 );
             }
         }
 
-        /// Seventeen to thirty-two rows, as [`loops`] for one tile otherwise.
+        /// Seventeen to thirty-two rows.
         ///
         /// # Safety
-        /// As for one tile; the second tile's rows follow the first sixteen.
-        unsafe fn $two(x: *const u8, stride: usize, panel: *const u8, groups: usize, sums: *mut u8) {
-            // SAFETY: extents are the caller's promise.
+        /// As for one tile; the second tile's rows of sums follow the first sixteen.
+        unsafe fn $two(walk: &Walk) {
+            // SAFETY: extents are the caller's promise; a prefetch may name any address.
             unsafe {
                 asm!(
                     "tileloadd tmm0, [{sums} + {sums_stride}]",
@@ -163,16 +229,21 @@ macro_rules! loops {
                     "tileloadd tmm2, [{sums} + {sums_stride} + 2048]",
                     "tileloadd tmm3, [{sums} + {sums_stride} + 2112]",
                     "2:",
-                    "tileloadd tmm6, [{panel} + {panel_stride}]",
-                    "tileloadd tmm4, [{x} + {stride}]",
+                    "tileloadd tmm6, [{panel} + {line_stride}]",
+                    $a,
+                    "tileloadd tmm4, [{x} + {line_stride}]",
                     concat!($product, " tmm0, tmm4, tmm6"),
-                    "tileloadd tmm7, [{panel} + {panel_stride} + 1024]",
+                    "tileloadd tmm7, [{panel} + {line_stride} + 1024]",
+                    $b,
                     concat!($product, " tmm1, tmm4, tmm7"),
-                    "tileloadd tmm5, [{second} + {stride}]",
+                    $c,
+                    "tileloadd tmm5, [{second} + {line_stride}]",
                     concat!($product, " tmm2, tmm5, tmm6"),
+                    $d,
                     concat!($product, " tmm3, tmm5, tmm7"),
-                    "add {x}, 64",
-                    "add {second}, 64",
+                    $last,
+                    "add {x}, 1024",
+                    "add {second}, 1024",
                     "add {panel}, 2048",
                     "dec {groups}",
                     "jnz 2b",
@@ -180,14 +251,18 @@ macro_rules! loops {
                     "tilestored [{sums} + {sums_stride} + 64], tmm1",
                     "tilestored [{sums} + {sums_stride} + 2048], tmm2",
                     "tilestored [{sums} + {sums_stride} + 2112], tmm3",
-                    x = inout(reg) x => _,
-                    second = inout(reg) x.wrapping_add(TILE_ROWS * stride) => _,
-                    panel = inout(reg) panel => _,
-                    groups = inout(reg) groups => _,
-                    stride = in(reg) stride,
-                    sums = in(reg) sums,
+                    // Where requests are not counted, these would be unused.
+                    "/* {count} {n_ahead} */",
+                    x = inout(reg) walk.x => _,
+                    second = inout(reg) walk.second => _,
+                    panel = inout(reg) walk.panel => _,
+                    groups = inout(reg) walk.groups => _,
+                    ahead = inout(reg) walk.ahead => _,
+                    count = out(reg) _,
+                    n_ahead = in(reg) walk.n_ahead,
+                    sums = in(reg) walk.sums,
                     sums_stride = in(reg) PANEL * 4,
-                    panel_stride = in(reg) 64usize,
+                    line_stride = in(reg) 64usize,
                     out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                     out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                     options(nostack),
@@ -197,44 +272,60 @@ macro_rules! loops {
     };
 }
 
-loops!(bf16_one, bf16_two, "tdpbf16ps");
-loops!(int8_one, int8_two, "tdpbusd");
+streaming!(loops, bf16_one_streaming, bf16_two_streaming, "tdpbf16ps");
+counting!(loops, bf16_one, bf16_two, "tdpbf16ps");
+streaming!(loops, int8_one_streaming, int8_two_streaming, "tdpbusd");
+counting!(loops, int8_one, int8_two, "tdpbusd");
 
-type Loop = unsafe fn(*const u8, usize, *const u8, usize, *mut u8);
+/// A loop for one tile of rows and one for two.
+type Loops = [unsafe fn(&Walk); 2];
 
 unsafe fn dot_bf16(dot: &mut Dot<'_, u16, u16, f32>) {
-    dot.check(GROUP);
-    // SAFETY: AMX is available where this table is; `check` asserted the extents.
-    unsafe { blocks(dot, GROUP, bf16_one, bf16_two) };
+    dot.check_tiles(GROUP);
+    // SAFETY: AMX is available where this table is; the check asserted the extents.
+    unsafe { blocks(dot, GROUP, [bf16_one_streaming, bf16_two_streaming], [bf16_one, bf16_two]) };
 }
 
 unsafe fn dot_int8(dot: &mut Dot<'_, u8, i8, i32>) {
-    dot.check(GROUP_INT8);
-    // SAFETY: AMX is available where this table is; `check` asserted the extents.
-    unsafe { blocks(dot, GROUP_INT8, int8_one, int8_two) };
+    dot.check_tiles(GROUP_INT8);
+    // SAFETY: AMX is available where this table is; the check asserted the extents.
+    unsafe { blocks(dot, GROUP_INT8, [int8_one_streaming, int8_two_streaming], [int8_one, int8_two]) };
 }
 
-/// Cuts rows into blocks of 32, the rest into tiles of 16.
+/// Cuts rows into blocks of 32, the rest into tiles of 16; each asks for its part of what is next.
 ///
 /// # Safety
-/// AMX is available, and `Dot::check` passed for `group`.
-unsafe fn blocks<X, W, S>(dot: &mut Dot<'_, X, W, S>, group: usize, one: Loop, two: Loop) {
+/// AMX is available, and `Dot::check_tiles` passed for `group`.
+unsafe fn blocks<X, W, S>(dot: &mut Dot<'_, X, W, S>, group: usize, streaming: Loops, counting: Loops) {
     let (groups, stride) = (dot.depth / group, dot.stride * size_of::<X>());
     if groups == 0 {
         return;
     }
-    let mut row = 0;
-    while row < dot.rows {
+    let (panel, n_walks) = (dot.panel.as_ptr().cast::<u8>(), dot.rows.div_ceil(2 * TILE_ROWS));
+    // Rows that go through the panel once stream it; else each walk asks for its part of the next panel.
+    let (loops, mut ahead, n_ahead) = match (dot.streams, n_walks) {
+        (false, _) => (counting, panel, 0),
+        (true, 1) => (streaming, panel.wrapping_add(AHEAD), 0),
+        (true, _) => (counting, panel.wrapping_add(groups * GROUP_BYTES), (GROUP_BYTES / LINE).div_ceil(n_walks)),
+    };
+    for row in (0..dot.rows).step_by(2 * TILE_ROWS) {
         let rows = (dot.rows - row).min(2 * TILE_ROWS);
         let (first, second) = (rows.min(TILE_ROWS), rows.saturating_sub(TILE_ROWS));
-        // SAFETY: AMX is the caller's promise; these rows, groups and sums exist as `check` asserted.
+        // SAFETY: AMX is the caller's promise; these rows, groups and sums exist as the check asserted.
         unsafe {
             configure(first, second);
-            let x = dot.x.as_ptr().add(row * dot.stride).cast();
-            let sums = dot.sums.as_mut_ptr().add(row * PANEL).cast();
-            let run = if second == 0 { one } else { two };
-            run(x, stride, dot.panel.as_ptr().cast(), groups, sums);
+            let x = dot.x.as_ptr().cast::<u8>().add(row / TILE_ROWS * stride);
+            let walk = Walk {
+                x,
+                second: x.wrapping_add(stride),
+                panel,
+                groups,
+                sums: dot.sums.as_mut_ptr().add(row * PANEL).cast(),
+                ahead,
+                n_ahead,
+            };
+            loops[usize::from(second > 0)](&walk);
         }
-        row += rows;
+        ahead = ahead.wrapping_add(n_ahead * groups * LINE);
     }
 }

@@ -181,17 +181,20 @@ fn bf16_of(bits: __m512i) -> __m512bh {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma,f16c")]
-unsafe fn round(x: &[f32], out: &mut [u16]) {
-    assert!(x.len() == out.len(), "equal lengths");
-    let whole = x.len() / STRIP * STRIP;
-    for i in (0..whole).step_by(STRIP) {
-        // SAFETY: `i + 16` elements are in both slices.
+unsafe fn round(x: &[f32], out: &mut [u16], step: usize) {
+    let n_groups = x.len() / GROUP;
+    assert!(step >= GROUP && out.len() >= n_groups.saturating_sub(1) * step + GROUP.min(x.len()), "groups");
+    for group in 0..n_groups {
+        // SAFETY: the row has this group, and so has `out` by the assertion.
         unsafe {
-            let bits: __m256i = std::mem::transmute(_mm512_cvtneps_pbh(_mm512_loadu_ps(x.as_ptr().add(i))));
-            _mm256_storeu_si256(out.as_mut_ptr().add(i).cast(), bits);
+            let (from, to) = (x.as_ptr().add(group * GROUP), out.as_mut_ptr().add(group * step));
+            let halves = _mm512_cvtne2ps_pbh(_mm512_loadu_ps(from.add(STRIP)), _mm512_loadu_ps(from));
+            _mm512_storeu_si512(to.cast(), std::mem::transmute::<__m512bh, __m512i>(halves));
         }
     }
-    crate::cpu::dot::round(&x[whole..], &mut out[whole..]);
+    if n_groups * GROUP < x.len() {
+        crate::cpu::dot::round(&x[n_groups * GROUP..], &mut out[n_groups * step..], step);
+    }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma,f16c")]

@@ -7,7 +7,7 @@ use crate::cpu::panels::{GROUP, GROUP_INT8, PANEL, STRIP};
 
 /// `sums[r][c] += x[r] . panel[c]` over `depth` inputs.
 pub(crate) struct Dot<'a, X, W, S> {
-    /// Row `r` starts at `r * stride`.
+    /// In [`Order::Rows`], row `r` starts at `r * stride`; in [`Order::Tiles`], the tiles of sixteen rows do.
     pub(crate) x: &'a [X],
     pub(crate) stride: usize,
     pub(crate) rows: usize,
@@ -17,14 +17,42 @@ pub(crate) struct Dot<'a, X, W, S> {
     pub(crate) panel: &'a [W],
     /// `[rows, 32]`.
     pub(crate) sums: &'a mut [S],
+    /// Whether the panel comes from memory, so that a kernel asks for it and for what lies behind it, which is next.
+    pub(crate) streams: bool,
 }
 
+/// How rounded activations lie in memory, by what kernels load of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// Row after row.
+    Rows,
+    /// Sixteen rows together, of each a line of 64 bytes (a group of inputs): tiles of 1 KB, groups ascending.
+    Tiles,
+}
+
+/// Rows of a tile.
+pub(crate) const TILE_ROWS: usize = 16;
+
 impl<X, W, S> Dot<'_, X, W, S> {
-    /// Checks what kernels rely on.
+    /// Checks what kernels of [`Order::Rows`] rely on.
     #[inline(always)]
     pub(crate) fn check(&self, group: usize) {
         assert!(self.rows > 0 && self.depth.is_multiple_of(group) && self.depth <= self.stride, "whole groups");
         assert!(self.x.len() >= (self.rows - 1) * self.stride + self.depth, "rows of activations");
+        self.check_panel();
+    }
+
+    /// Checks what kernels of [`Order::Tiles`] rely on.
+    #[inline(always)]
+    pub(crate) fn check_tiles(&self, group: usize) {
+        let n = TILE_ROWS * self.depth;
+        assert!(self.rows > 0 && self.depth.is_multiple_of(group) && n <= self.stride, "whole groups");
+        assert!(self.x.len() >= (self.rows - 1) / TILE_ROWS * self.stride + n, "tiles of activations");
+        self.check_panel();
+    }
+
+    #[inline(always)]
+    fn check_panel(&self) {
         assert!(self.panel.len() >= self.depth * PANEL && self.sums.len() >= self.rows * PANEL, "panel and sums");
     }
 }
@@ -118,23 +146,27 @@ pub(crate) fn int8(dot: &mut Dot<'_, u8, i8, i32>) {
     }
 }
 
-/// The plain rounding of a row to bf16.
+/// The plain rounding of a row to bf16; group `g` begins at `g * step`.
 #[inline(always)]
-pub(crate) fn round(x: &[f32], out: &mut [u16]) {
-    out.iter_mut().zip(x).for_each(|(out, &x)| *out = to_bf16(x));
+pub(crate) fn round(x: &[f32], out: &mut [u16], step: usize) {
+    for (x, out) in x.chunks(GROUP).zip(out.chunks_mut(step)) {
+        out.iter_mut().zip(x).for_each(|(out, &x)| *out = to_bf16(x));
+    }
 }
 
-/// The plain rounding of a row to 8 bits: `x = scale * (out - 128)`; returns the scale.
+/// The plain rounding of a row to 8 bits: `x = scale * (out - 128)`; returns the scale. Group `g` begins at `g * step`.
 ///
 /// What is not a number becomes 0 with a scale that is none, so that it shows in the result.
 #[inline(always)]
-pub(crate) fn quantize(x: &[f32], out: &mut [u8]) -> f32 {
+pub(crate) fn quantize(x: &[f32], out: &mut [u8], step: usize) -> f32 {
     let largest = x.iter().fold(0.0f32, |largest, x| if x.abs() > largest { x.abs() } else { largest });
     let inverse = if largest > 0.0 && largest.is_finite() { 127.0 / largest } else { 0.0 };
     let mut poison = 0.0f32;
-    for (out, &x) in out.iter_mut().zip(x) {
-        poison += x * 0.0;
-        *out = nearest_byte(x * inverse) ^ 0x80;
+    for (x, out) in x.chunks(GROUP_INT8).zip(out.chunks_mut(step)) {
+        for (out, &x) in out.iter_mut().zip(x) {
+            poison += x * 0.0;
+            *out = nearest_byte(x * inverse) ^ 0x80;
+        }
     }
     largest / 127.0 + poison
 }

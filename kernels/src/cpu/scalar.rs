@@ -9,6 +9,7 @@ use crate::op::{activation, elementwise, norm, rope};
 /// Runs on every machine and judges all other tables.
 pub(crate) const TABLE: Table = Table {
     isa: Isa::Scalar,
+    order: dot::Order::Rows,
     dot_bf16: dot::bf16,
     dot_f32: dot::f32,
     dot_int8: dot::int8,

@@ -1,6 +1,6 @@
 //! The functions that differ between instruction sets, chosen once when the device is made.
 
-use crate::cpu::dot::Dot;
+use crate::cpu::dot::{Dot, Order};
 use crate::cpu::grouped::{DirectDot, Factor, GroupedDot, Unpack};
 use crate::cpu::{Isa, portable, scalar};
 use crate::error::Result;
@@ -10,6 +10,8 @@ use crate::ops::{Activation, RopeStyle};
 #[derive(Clone, Copy)]
 pub(crate) struct Table {
     pub(crate) isa: Isa,
+    /// Order of activations for `dot_bf16` and `dot_int8`.
+    pub(crate) order: Order,
     pub(crate) dot_bf16: unsafe fn(&mut Dot<'_, u16, u16, f32>),
     pub(crate) dot_f32: unsafe fn(&mut Dot<'_, f32, f32, f32>),
     pub(crate) dot_int8: unsafe fn(&mut Dot<'_, u8, i8, i32>),
@@ -18,10 +20,10 @@ pub(crate) struct Table {
     pub(crate) unpack: unsafe fn(&mut Unpack<'_>),
     /// Products of few rows with quantised weights in bf16, to the bits of `unpack` and `dot_bf16`, where that is faster.
     pub(crate) dot_direct: Option<unsafe fn(&mut DirectDot<'_>)>,
-    /// Activations to bf16.
-    pub(crate) round: unsafe fn(&[f32], &mut [u16]),
-    /// Activations to 8 bits and a scale.
-    pub(crate) quantize: unsafe fn(&[f32], &mut [u8]) -> f32,
+    /// A row of activations to bf16, its groups some elements apart.
+    pub(crate) round: unsafe fn(&[f32], &mut [u16], usize),
+    /// A row of activations to 8 bits and a scale, its groups some elements apart.
+    pub(crate) quantize: unsafe fn(&[f32], &mut [u8], usize) -> f32,
     /// Activations to 8 bits and a factor for each group.
     pub(crate) quantize_groups: unsafe fn(&[f32], &mut [i8], &mut [Factor]),
     /// f16 to f32.
@@ -59,7 +61,7 @@ impl Table {
 /// the vector needs.
 macro_rules! vector_table {
     ($isa:expr, $vector:ty $(, $features:literal)?) => {{
-        use crate::cpu::dot::{self, Dot};
+        use crate::cpu::dot::{self, Dot, Order};
         use crate::cpu::grouped::{Factor, GroupedDot, Unpack};
         use crate::cpu::table::Table;
         use crate::cpu::{simd, simd_grouped, simd_unpack};
@@ -91,12 +93,12 @@ macro_rules! vector_table {
             unsafe { simd_unpack::to_bf16::<$vector, false>(work) }
         }
         $(#[target_feature(enable = $features)])?
-        unsafe fn round(x: &[f32], out: &mut [u16]) {
-            dot::round(x, out);
+        unsafe fn round(x: &[f32], out: &mut [u16], step: usize) {
+            dot::round(x, out, step);
         }
         $(#[target_feature(enable = $features)])?
-        unsafe fn quantize(x: &[f32], out: &mut [u8]) -> f32 {
-            dot::quantize(x, out)
+        unsafe fn quantize(x: &[f32], out: &mut [u8], step: usize) -> f32 {
+            dot::quantize(x, out, step)
         }
         $(#[target_feature(enable = $features)])?
         unsafe fn quantize_groups(x: &[f32], codes: &mut [i8], factors: &mut [Factor]) {
@@ -133,6 +135,7 @@ macro_rules! vector_table {
 
         Table {
             isa: $isa,
+            order: Order::Rows,
             dot_bf16,
             dot_f32,
             dot_int8,

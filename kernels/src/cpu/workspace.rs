@@ -1,6 +1,6 @@
-//! Memory of matrix kernels: a call's activations in the formats of its weights, and each thread's sums.
+//! Memory of matrix kernels: each thread's sums, and weights that it takes apart.
 
-use crate::cpu::grouped::{self, Factor};
+use crate::cpu::grouped;
 use crate::cpu::panels::PANEL;
 use crate::error::Result;
 use crate::memory::Mapping;
@@ -49,19 +49,4 @@ impl Locals {
         // SAFETY: mapped for that many, page aligned, zeroed (all bits are values), exclusive by the caller's promise.
         unsafe { &mut *start.add(thread) }
     }
-}
-
-/// A call's activations; grown to the largest call and kept.
-#[derive(Default)]
-pub(crate) struct Activations {
-    /// `[rows, stride]`, padded to whole groups with 0.
-    pub(crate) bf16: Vec<u16>,
-    /// `[rows, stride]`, value 0 is 128.
-    pub(crate) int8: Vec<u8>,
-    /// Scale of each int8 row.
-    pub(crate) scales: Vec<f32>,
-    /// `[rows, groups, 32]`, for quantised weights.
-    pub(crate) groups: Vec<i8>,
-    /// `[rows, groups]`.
-    pub(crate) factors: Vec<Factor>,
 }

@@ -24,7 +24,6 @@ pub(crate) mod softmax;
 pub(crate) mod unit;
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::cpu::Machine;
 use crate::cpu::access::{Access, Shared};
@@ -75,8 +74,10 @@ pub(crate) fn run(machine: &mut Machine, access: &Access, step: &StepInputs, arg
     let (scratch, partials, out) = (Shared::new(scratch), Shared::new(unit::flat(partials)), Shared::new(out));
     let call = Call { dims, keys, values, query, step, args, out };
     let attend = machine.kv.attend;
-    share(machine, plan.work, &plan.jobs, &|thread, job| {
-        let unit = call.unit(job);
+    share(machine, plan.work, &plan.jobs, &|thread, job, next| {
+        let next = next.map(|job| (call.unit(job, None), job.partitions().start));
+        let following = next.as_ref().map(|(unit, partition)| (unit, unit.span(*partition).start));
+        let unit = call.unit(job, following);
         // SAFETY: each thread has its own part.
         let mut scratch = Scratch::new(unsafe { scratch.part(thread * lines, lines) }, &unit);
         // SAFETY: each job that is a part has its own part of the partials.
@@ -88,8 +89,8 @@ pub(crate) fn run(machine: &mut Machine, access: &Access, step: &StepInputs, arg
             call.write(&unit, &scratch.total);
         }
     });
-    share(machine, plan.merge_work, &plan.merges, &|thread, job| {
-        let unit = call.unit(job);
+    share(machine, plan.merge_work, &plan.merges, &|thread, job, _| {
+        let unit = call.unit(job, None);
         // SAFETY: each thread has its own part.
         let mut scratch = Scratch::new(unsafe { scratch.part(thread * lines, lines) }, &unit);
         let at = job.partials.unwrap_or_default();
@@ -117,7 +118,7 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    fn unit(&self, job: &Job) -> Unit<'_> {
+    fn unit<'u>(&'u self, job: &Job, following: Option<(&'u Unit<'u>, usize)>) -> Unit<'u> {
         let (host, dims) = (self.step.host(), self.dims);
         let (sequence, first_row) = (job.sequence as usize, job.first_row as usize);
         let rest = host.query_rows(sequence).end - first_row;
@@ -135,6 +136,7 @@ impl Call<'_> {
             scale: self.args.scale,
             window: self.args.window.map_or(usize::MAX, |window| window as usize),
             soft_cap: self.args.soft_cap,
+            following,
         }
     }
 
@@ -150,20 +152,9 @@ impl Call<'_> {
     }
 }
 
-/// Calls `body(thread, job)` for each job; threads claim some at a time.
-fn share(machine: &mut Machine, work: usize, jobs: &[Job], body: &(dyn Fn(usize, &Job) + Sync)) {
-    let next = AtomicUsize::new(0);
-    let n = (jobs.len() / (machine.threads() * 16)).max(1);
-    let threads = machine.threads().min(jobs.len());
-    machine.run(work, threads, &|thread, _| {
-        loop {
-            let first = next.fetch_add(n, Ordering::Relaxed);
-            if first >= jobs.len() {
-                return;
-            }
-            jobs[first..jobs.len().min(first + n)].iter().for_each(|job| body(thread, job));
-        }
-    });
+/// Calls `body(thread, job, next job)` for each job; a thread goes through its jobs in order.
+fn share(machine: &mut Machine, work: usize, jobs: &[Job], body: &(dyn Fn(usize, &Job, Option<&Job>) + Sync)) {
+    machine.split(work, jobs.len(), &|_, thread, index| body(thread, &jobs[index], jobs.get(index + 1)));
 }
 
 fn check(access: &Access, step: &StepInputs, args: &Attention<'_>) -> Result<(Dims, [Layout; 2])> {

@@ -1,4 +1,4 @@
-//! `out = x W^T + bias`, one weight or several that share their input, and the gated product of a feed-forward layer.
+//! `out = x W^T + bias`, one weight or several that share their input.
 //!
 //! # Shapes
 //! `x: [.., in]` f32, weights `[out, in]` packed in [panels](crate::cpu::panels), `bias: [out]` f32,
@@ -12,25 +12,26 @@ use std::ops::Range;
 
 use crate::cpu::Machine;
 use crate::cpu::access::{Access, Shared};
-use crate::cpu::dot::Dot;
+use crate::cpu::activations::{Activations, Places};
+use crate::cpu::dot::{Dot, Order};
 use crate::cpu::grouped::{DIRECT_ROWS, DirectDot, Factor, GroupedDot, Unpack};
-use crate::cpu::panels::{GROUP, GROUP_INT8, Input, Layout, PANEL, Panels, elements};
+use crate::cpu::panels::{GROUP, Input, Layout, PANEL, Panels, elements};
 use crate::cpu::table::Table;
-use crate::cpu::workspace::{Activations, Local, ROWS_MAX, SLAB, WHOLE_ROWS};
+use crate::cpu::workspace::{Local, ROWS_MAX, SLAB, WHOLE_ROWS};
 use crate::error::Result;
-use crate::ops::{Activation, Linear};
+use crate::ops::Linear;
 use crate::tensor::{DType, Tensor};
 
 /// Rows that go through a panel once.
 const FEW_ROWS: usize = 12;
 
-/// Activations of a block, half a megabyte of bf16.
-const ACTIVATIONS_MAX: usize = 256 << 10;
+/// Activations of a block, 640 KB of bf16.
+const ACTIVATIONS_MAX: usize = 320 << 10;
 
 /// A weight and its bias, checked against its input.
 #[derive(Clone, Copy)]
 pub(crate) struct Operand<'a> {
-    panels: &'a Panels,
+    pub(crate) panels: &'a Panels,
     bias: Option<&'a [f32]>,
 }
 
@@ -46,7 +47,7 @@ impl<'a> Operand<'a> {
         Ok(Self { panels, bias })
     }
 
-    fn columns(&self, panel: usize) -> Range<usize> {
+    pub(crate) fn columns(&self, panel: usize) -> Range<usize> {
         panel * PANEL..((panel + 1) * PANEL).min(self.panels.n_out)
     }
 }
@@ -61,38 +62,33 @@ pub(crate) fn run(machine: &mut Machine, access: &Access, x: &Tensor, linear: Li
     Ok(())
 }
 
-/// `out = activation(x G^T + g) * (x U^T + u)`.
-pub(crate) fn run_gated(
-    machine: &mut Machine,
-    access: &Access,
-    x: &Tensor,
-    [gate, up]: [Linear<'_>; 2],
-    activation: Activation,
-    out: &Tensor,
-) -> Result<()> {
-    let operands = [Operand::new(access, x, gate, out)?, Operand::new(access, x, up, out)?];
-    let input = access.read::<f32>("x", x, DType::F32)?;
-    // SAFETY: `x` is the only other tensor of this call.
-    let output = Shared::new(unsafe { access.write::<f32>("out", out, DType::F32, &[x])? });
-    let n_panels = operands[0].panels.n_panels();
-    let n_out = operands[0].panels.n_out;
-    each_panel(machine, input, &operands, n_panels, &|task, local| {
-        for (which, operand) in operands.iter().enumerate() {
-            task.compute(operand, task.panel, local, which);
-        }
-        let n = task.rows.len() * PANEL;
-        let [gate, up, gated] = &mut local.sums;
-        // SAFETY: the table was chosen by `Table::of`, which checks that this CPU has its instruction set.
-        unsafe { (task.table.gated_activation)(activation, &gate[..n], &up[..n], &mut gated[..n]) };
-        store(gated, &task.rows, operands[0].columns(task.panel), n_out, &output);
-    });
-    Ok(())
+/// Multiplies the same rows with several weights.
+pub(crate) fn multiply(machine: &mut Machine, x: &[f32], operands: &[Operand<'_>], outs: &[Shared<'_, f32>]) {
+    let activations = std::mem::take(&mut machine.activations);
+    let activations = prepare(machine, x, operands, activations);
+    let rows = x.len() / operands[0].panels.n_in;
+    multiply_prepared(machine, &Prepared { x, rows, activations: &activations }, operands, outs);
+    machine.activations = activations;
+}
+
+/// Rows in the formats that the weights' kernels take.
+#[derive(Clone, Copy)]
+pub(crate) struct Prepared<'a> {
+    /// As they are; kernels for [`Input::F32`] take these.
+    pub(crate) x: &'a [f32],
+    pub(crate) rows: usize,
+    pub(crate) activations: &'a Activations,
 }
 
 /// Multiplies the same rows with several weights.
-pub(crate) fn multiply(machine: &mut Machine, x: &[f32], operands: &[Operand<'_>], outs: &[Shared<'_, f32>]) {
+pub(crate) fn multiply_prepared(
+    machine: &mut Machine,
+    x: &Prepared<'_>,
+    operands: &[Operand<'_>],
+    outs: &[Shared<'_, f32>],
+) {
     let n_panels = operands.iter().map(|operand| operand.panels.n_panels()).sum();
-    each_panel(machine, x, operands, n_panels, &|task, local| {
+    each_panel(machine, x, operands[0].panels.n_in, n_panels, &|task, local| {
         let mut panel = task.panel;
         for (operand, out) in operands.iter().zip(outs) {
             if panel >= operand.panels.n_panels() {
@@ -106,28 +102,26 @@ pub(crate) fn multiply(machine: &mut Machine, x: &[f32], operands: &[Operand<'_>
 }
 
 /// One chunk of work: some rows, one panel.
-struct Task<'a> {
-    table: &'static Table,
-    x: &'a [f32],
-    activations: &'a Activations,
-    rows: Range<usize>,
-    panel: usize,
+pub(crate) struct Task<'a> {
+    pub(crate) table: &'static Table,
+    x: &'a Prepared<'a>,
+    pub(crate) rows: Range<usize>,
+    pub(crate) panel: usize,
 }
 
-/// Calls `body` for each block of rows and each panel; a thread goes through its panels in order.
-fn each_panel(
+/// Calls `body` for each block of rows and each panel of weights with `depth` inputs; a thread goes through its panels in
+/// order.
+pub(crate) fn each_panel(
     machine: &mut Machine,
-    x: &[f32],
-    operands: &[Operand<'_>],
+    x: &Prepared<'_>,
+    depth: usize,
     n_panels: usize,
     body: &(dyn Fn(&Task<'_>, &mut Local) + Sync),
 ) {
-    let depth = operands[0].panels.n_in;
-    let rows = x.len() / depth;
+    let rows = x.rows;
     if n_panels == 0 || rows == 0 {
         return;
     }
-    let activations = prepare(machine, x, operands);
     // Blocks of nearly equal size, so that threads that have one each end together.
     let rows_max = rows_max(depth);
     let n_blocks = rows.div_ceil(rows_max);
@@ -137,11 +131,10 @@ fn each_panel(
     machine.split(work, rows.div_ceil(block) * n_panels, &|locals, thread, chunk| {
         let first = chunk / n_panels * block;
         let rows = first..rows.min(first + block);
-        let task = Task { table, x, activations: &activations, rows, panel: chunk % n_panels };
+        let task = Task { table, x, rows, panel: chunk % n_panels };
         // SAFETY: each thread has its own.
         body(&task, unsafe { locals.of(thread) });
     });
-    machine.activations = activations;
 }
 
 /// Most rows of a block: as many as the second-level cache holds beside weights, whole blocks of all kernels.
@@ -149,45 +142,35 @@ fn rows_max(depth: usize) -> usize {
     (ACTIVATIONS_MAX / depth.max(1) / WHOLE_ROWS * WHOLE_ROWS).clamp(WHOLE_ROWS, ROWS_MAX)
 }
 
-/// Elements from one row of bf16 activations to the next. Rows that are whole half pages apart would share a few lines of the
-/// first-level cache, so they get one more line.
-fn stride_bf16(depth: usize) -> usize {
-    let stride = depth.next_multiple_of(GROUP);
-    if stride.is_multiple_of(1024) { stride + GROUP } else { stride }
-}
-
 /// Rounds activations to the formats that the weights' kernels take.
-fn prepare(machine: &mut Machine, x: &[f32], operands: &[Operand<'_>]) -> Activations {
+pub(crate) fn prepare(
+    machine: &mut Machine,
+    x: &[f32],
+    operands: &[Operand<'_>],
+    mut activations: Activations,
+) -> Activations {
     let depth = operands[0].panels.n_in;
     let rows = x.len() / depth;
-    let mut activations = std::mem::take(&mut machine.activations);
     let any = |input: Input| operands.iter().any(|operand| operand.panels.input == input);
     let table = machine.table;
     if any(Input::Bf16) {
-        let stride = stride_bf16(depth);
-        grow(&mut activations.bf16, rows * stride);
-        let target = Shared::new(&mut activations.bf16);
-        machine.split(x.len(), rows, &|_, _, row| {
-            // SAFETY: each row is one chunk; the table was chosen by `Table::of` for what this CPU has.
-            unsafe {
-                let (values, padding) = target.part(row * stride, stride).split_at_mut(depth);
-                (table.round)(&x[row * depth..][..depth], values);
-                padding.fill(0);
-            }
+        let places = Places::bf16(table.order, depth);
+        grow(&mut activations.bf16, places.len(rows));
+        each_row(machine, x, depth, places, &mut activations.bf16, &|_, values, row| {
+            // SAFETY: the table was chosen by `Table::of` for what this CPU has.
+            unsafe { (table.round)(values, row, places.step()) };
+            places.pad(row, depth, 0);
         });
     }
     if any(Input::Int8) {
-        let stride = depth.next_multiple_of(GROUP_INT8);
-        grow(&mut activations.int8, rows * stride);
+        let places = Places::int8(table.order, depth);
+        grow(&mut activations.int8, places.len(rows));
         grow(&mut activations.scales, rows);
-        let (target, scales) = (Shared::new(&mut activations.int8), Shared::new(&mut activations.scales));
-        machine.split(x.len(), rows, &|_, _, row| {
-            // SAFETY: each row is one chunk; the table was chosen by `Table::of` for what this CPU has.
-            unsafe {
-                let (values, padding) = target.part(row * stride, stride).split_at_mut(depth);
-                scales.part(row, 1)[0] = (table.quantize)(&x[row * depth..][..depth], values);
-                padding.fill(128);
-            }
+        let scales = Shared::new(&mut activations.scales);
+        each_row(machine, x, depth, places, &mut activations.int8, &|index, values, row| {
+            // SAFETY: each row has its own scale; the table was chosen by `Table::of` for what this CPU has.
+            unsafe { scales.part(index, 1)[0] = (table.quantize)(values, row, places.step()) };
+            places.pad(row, depth, 128);
         });
     }
     if any(Input::Int8Groups) {
@@ -206,7 +189,29 @@ fn prepare(machine: &mut Machine, x: &[f32], operands: &[Operand<'_>]) -> Activa
     activations
 }
 
-fn grow<T: Copy + Default>(memory: &mut Vec<T>, len: usize) {
+/// Called with a row's number, its values and its place.
+type RowBody<'a, T> = dyn Fn(usize, &[f32], &mut [T]) + Sync + 'a;
+
+/// Calls `body` for each row of `x`, whose first element goes to the first of its place.
+fn each_row<T: Copy + Sync + Send>(
+    machine: &mut Machine,
+    x: &[f32],
+    depth: usize,
+    places: Places,
+    target: &mut [T],
+    body: &RowBody<'_, T>,
+) {
+    let (rows, together, target) = (x.len() / depth, places.rows_together(), Shared::new(target));
+    machine.split(x.len(), rows.div_ceil(together), &|_, _, chunk| {
+        // SAFETY: rows that lie together are one chunk.
+        let target = unsafe { target.part(chunk * places.stride, places.stride) };
+        for row in chunk * together..rows.min((chunk + 1) * together) {
+            body(row, &x[row * depth..][..depth], &mut target[places.within(row % together)..]);
+        }
+    });
+}
+
+pub(crate) fn grow<T: Copy + Default>(memory: &mut Vec<T>, len: usize) {
     if memory.len() < len {
         memory.resize(len, T::default());
     }
@@ -214,7 +219,7 @@ fn grow<T: Copy + Default>(memory: &mut Vec<T>, len: usize) {
 
 impl Task<'_> {
     /// Products of the rows with a panel, plus the bias, into `local.sums[which]`.
-    fn compute(&self, operand: &Operand<'_>, panel: usize, local: &mut Local, which: usize) {
+    pub(crate) fn compute(&self, operand: &Operand<'_>, panel: usize, local: &mut Local, which: usize) {
         self.multiply(operand.panels, panel, local, which);
         if let Some(bias) = operand.bias {
             add_bias(&mut local.sums[which], self.rows.len(), &bias[operand.columns(panel)]);
@@ -224,11 +229,11 @@ impl Task<'_> {
     fn multiply(&self, panels: &Panels, panel: usize, local: &mut Local, which: usize) {
         let (depth, rows, bytes) = (panels.padded_inputs(), self.rows.len(), panels.panel(panel));
         match panels.layout {
-            Layout::Int8 => return self.compute_int8(panels, bytes, local, which),
+            Layout::Int8 => return self.compute_int8(panels, panel, local, which),
             Layout::Grouped(grouping) if panels.input == Input::Int8Groups => {
                 let (groups, sums) = (depth / GROUP, &mut local.sums[which]);
-                let x = &self.activations.groups[self.rows.start * depth..];
-                let factors: &[Factor] = &self.activations.factors[self.rows.start * groups..];
+                let x = &self.x.activations.groups[self.rows.start * depth..];
+                let factors: &[Factor] = &self.x.activations.factors[self.rows.start * groups..];
                 let scratch = &mut local.bytes;
                 let mut dot = GroupedDot { grouping, panel: bytes, x, factors, groups, rows, sums, bytes: scratch };
                 // SAFETY: the table was chosen by `Table::of`, which checks that this CPU has its instruction set.
@@ -241,14 +246,17 @@ impl Task<'_> {
         if let (Layout::Grouped(grouping), Some(direct), true) =
             (panels.layout, self.table.dot_direct, rows <= DIRECT_ROWS)
         {
-            let (groups, stride) = (depth / GROUP, stride_bf16(depth));
-            let x = &self.activations.bf16[self.rows.start * stride..];
+            let (groups, places) = (depth / GROUP, Places::bf16(Order::Rows, depth));
+            let (x, stride) = (&self.x.activations.bf16[places.first(&self.rows, &(0..0))..], places.stride);
             // SAFETY: the table was chosen by `Table::of`, which checks that this CPU has its instruction set.
             return unsafe { direct(&mut DirectDot { grouping, panel: bytes, groups, x, stride, rows, sums }) };
         }
         // A panel that is read once need not stay in the cache.
-        let is_multiplied_as_it_is = matches!(panels.layout, Layout::Bf16 | Layout::F32);
-        let slab = if rows <= FEW_ROWS && is_multiplied_as_it_is { depth } else { SLAB };
+        let slab = match panels.layout {
+            Layout::Bf16 if self.table.order == Order::Tiles || rows <= FEW_ROWS => depth,
+            Layout::F32 if rows <= FEW_ROWS => depth,
+            _ => SLAB,
+        };
         for first in (0..depth).step_by(slab) {
             let inputs = first..depth.min(first + slab);
             // SAFETY: the table was chosen by `Table::of`, which checks that this CPU has its instruction set.
@@ -256,23 +264,23 @@ impl Task<'_> {
                 match panels.layout {
                     Layout::Bf16 => {
                         let panel = &elements::<u16>(bytes)[first * PANEL..inputs.end * PANEL];
-                        (self.table.dot_bf16)(&mut self.dot_bf16(depth, &inputs, panel, sums));
+                        (self.table.dot_bf16)(&mut self.dot_bf16(depth, &inputs, panel, sums, true));
                     }
                     Layout::F32 => {
                         let panel = &elements::<f32>(bytes)[first * PANEL..inputs.end * PANEL];
-                        (self.table.dot_f32)(&mut self.dot(self.x, depth, &inputs, panel, sums));
+                        (self.table.dot_f32)(&mut self.dot_f32(depth, &inputs, panel, sums));
                     }
                     Layout::F16 => {
                         let panel = &elements::<u16>(bytes)[first * PANEL..inputs.end * PANEL];
                         (self.table.widen)(panel, &mut local.f32[..panel.len()]);
-                        (self.table.dot_f32)(&mut self.dot(self.x, depth, &inputs, &local.f32, sums));
+                        (self.table.dot_f32)(&mut self.dot_f32(depth, &inputs, &local.f32, sums));
                     }
                     Layout::Grouped(grouping) => {
                         let groups = first / GROUP..inputs.end / GROUP;
                         let out = &mut local.bf16[..inputs.len() * PANEL];
                         (self.table.unpack)(&mut Unpack { grouping, panel: bytes, groups, out });
                         let panel = &local.bf16[..inputs.len() * PANEL];
-                        (self.table.dot_bf16)(&mut self.dot_bf16(depth, &inputs, panel, sums));
+                        (self.table.dot_bf16)(&mut self.dot_bf16(depth, &inputs, panel, sums, false));
                     }
                     Layout::Int8 => unreachable!("computed above"),
                 }
@@ -286,34 +294,43 @@ impl Task<'_> {
         inputs: &Range<usize>,
         panel: &'a [u16],
         sums: &'a mut [f32],
+        streams: bool,
     ) -> Dot<'a, u16, u16, f32> {
-        self.dot(&self.activations.bf16, stride_bf16(depth), inputs, panel, sums)
+        let places = Places::bf16(self.table.order, depth);
+        let x = &self.x.activations.bf16[places.first(&self.rows, inputs)..];
+        Dot { x, stride: places.stride, rows: self.rows.len(), depth: inputs.len(), panel, sums, streams }
     }
 
-    /// Products of the rows with a stretch of a panel; a row of `x` is `stride` long.
-    fn dot<'a, T>(
+    /// Products of the rows as they are with a stretch of a panel.
+    fn dot_f32<'a>(
         &self,
-        x: &'a [T],
-        stride: usize,
+        depth: usize,
         inputs: &Range<usize>,
-        panel: &'a [T],
+        panel: &'a [f32],
         sums: &'a mut [f32],
-    ) -> Dot<'a, T, T, f32> {
-        let x = &x[self.rows.start * stride + inputs.start..];
-        Dot { x, stride, rows: self.rows.len(), depth: inputs.len(), panel, sums }
+    ) -> Dot<'a, f32, f32, f32>
+    where
+        Self: 'a,
+    {
+        let x = &self.x.x[self.rows.start * depth + inputs.start..];
+        Dot { x, stride: depth, rows: self.rows.len(), depth: inputs.len(), panel, sums, streams: true }
     }
 
     /// Exact products of 8 bits; `x = s (u - 128)`, so `128 * sum of the column` is taken off before scaling.
-    fn compute_int8(&self, panels: &Panels, bytes: &[u8], local: &mut Local, which: usize) {
-        let (stride, rows) = (panels.padded_inputs(), self.rows.len());
+    fn compute_int8(&self, panels: &Panels, panel: usize, local: &mut Local, which: usize) {
+        let bytes = panels.panel(panel);
+        let (depth, rows) = (panels.padded_inputs(), self.rows.len());
+        let places = Places::int8(self.table.order, depth);
         let ints = &mut local.ints[..rows * PANEL];
         ints.fill(0);
-        let x = &self.activations.int8[self.rows.start * stride..];
-        let panel = elements::<i8>(&bytes[..stride * PANEL]);
+        let (x, stride) = (&self.x.activations.int8[places.first(&self.rows, &(0..depth))..], places.stride);
+        let weights = elements::<i8>(&bytes[..depth * PANEL]);
         // SAFETY: the table was chosen by `Table::of`, which checks that this CPU has its instruction set.
-        unsafe { (self.table.dot_int8)(&mut Dot { x, stride, rows, depth: stride, panel, sums: ints }) };
+        unsafe {
+            (self.table.dot_int8)(&mut Dot { x, stride, rows, depth, panel: weights, sums: ints, streams: true })
+        };
         let (column_sums, column_scales) = panels.int8_tail(bytes);
-        let row_scales = &self.activations.scales[self.rows.clone()];
+        let row_scales = &self.x.activations.scales[self.rows.clone()];
         let lines = local.sums[which].chunks_exact_mut(PANEL).zip(local.ints.chunks_exact(PANEL));
         for ((out, ints), scale) in lines.zip(row_scales) {
             for c in 0..PANEL {
@@ -330,10 +347,13 @@ fn add_bias(sums: &mut [f32], rows: usize, bias: &[f32]) {
 }
 
 /// Copies results of a panel to their columns of the output.
-fn store(sums: &[f32], rows: &Range<usize>, columns: Range<usize>, n_out: usize, out: &Shared<'_, f32>) {
-    for (row, line) in rows.clone().zip(sums.chunks_exact(PANEL)) {
+pub(crate) fn store(sums: &[f32], rows: &Range<usize>, columns: Range<usize>, n_out: usize, out: &Shared<'_, f32>) {
+    for (row, line) in rows.clone().zip(sums.as_chunks::<PANEL>().0) {
         // SAFETY: no other chunk has this row and these columns.
         let target = unsafe { out.part(row * n_out + columns.start, columns.len()) };
-        target.copy_from_slice(&line[..columns.len()]);
+        match target.as_mut_array::<PANEL>() {
+            Some(target) => *target = *line,
+            None => target.copy_from_slice(&line[..columns.len()]),
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Matrix products and embeddings: close to the formula, and the same bits in any company.
 
-use kernels::{Activation, ComputeDtype, Isa, Linear, Ops, WeightRole};
+use kernels::{Activation, ComputeDtype, FeedForward, Isa, Linear, Ops, WeightRole};
 
 use crate::support::{Device, MAIN, Random, assert_close, assert_same, rounded, rounded_int8};
 
@@ -113,23 +113,28 @@ fn embedding_rows_are_looked_up_scaled_and_can_be_multiplied() {
 }
 
 #[test]
-fn a_gated_product_has_the_bits_of_its_parts() {
+fn a_feed_forward_layer_has_the_bits_of_its_parts() {
     let mut random = Random::new();
     for dtype in DTYPES {
         for (name, device) in Device::all(dtype) {
-            for [rows, n_out, n_in] in [[1, 40, 33], [7, 96, 64], [40, 33, 70]] {
+            for [rows, n_out, n_in] in [[1, 40, 33], [7, 96, 64], [40, 33, 70], [130, 1024, 64]] {
                 let x = device.f32([rows, n_in], &random.floats(rows * n_in, 1.0));
                 let mut matrix = || device.weight([n_out, n_in], &random.floats(n_out * n_in, 1.0), WeightRole::Matrix);
                 let (gate, up) = (matrix(), matrix());
+                let down = device.weight([n_in, n_out], &random.floats(n_out * n_in, 1.0), WeightRole::Matrix);
                 let bias = device.weight([n_out], &random.floats(n_out, 1.0), WeightRole::VECTOR);
                 let out = || device.f32([rows, n_out], &vec![0.0; rows * n_out]);
-                let (g, u, apart, fused) = (out(), out(), out(), out());
+                let (g, u, gated) = (out(), out(), out());
+                let [apart, fused] = [0, 1].map(|_| device.f32([rows, n_in], &vec![0.0; rows * n_in]));
                 for activation in [Activation::Silu, Activation::GeluTanh] {
                     device.ops.matmul(MAIN, &x, &gate, Some(&bias), &g).unwrap();
                     device.ops.matmul(MAIN, &x, &up, None, &u).unwrap();
-                    device.ops.gated_activation(MAIN, activation, &g, &u, &apart).unwrap();
-                    let linears = [Linear { weight: &gate, bias: Some(&bias) }, Linear { weight: &up, bias: None }];
-                    device.ops.gated_matmul(MAIN, &x, linears, activation, &fused).unwrap();
+                    device.ops.gated_activation(MAIN, activation, &g, &u, &gated).unwrap();
+                    device.ops.matmul(MAIN, &gated, &down, None, &apart).unwrap();
+                    let linear = |weight, bias| Linear { weight, bias };
+                    let [gate, up, down] = [linear(&gate, Some(&bias)), linear(&up, None), linear(&down, None)];
+                    let args = FeedForward { gate, up, down, activation, gated: &gated };
+                    device.ops.feed_forward(MAIN, &x, &args, &fused).unwrap();
                     assert_same(&device.read(&fused), &device.read(&apart), &format!("{name} {dtype:?}"));
                 }
             }

@@ -161,6 +161,9 @@ impl<U: TileUnit> Product for Tiles<U> {
             keys[tile] = stripe.keys[tile].cast();
         }
         work.weights[rows.start * STRIPE..rows.end * STRIPE].fill(0.0);
+        for tile in stripe.tiles.clone() {
+            ask(stripe.next_keys[tile], depth * TILE);
+        }
         for row in rows.clone().step_by(TILE) {
             let n = TILE.min(rows.end - row);
             let left = work.query[row * words..(row + n) * words].as_ptr().cast::<u8>();
@@ -198,6 +201,9 @@ impl<U: TileUnit> Product for Tiles<U> {
     unsafe fn mix(unit: &Unit<'_>, work: &Work<'_>, stripe: &Stripe<u16>, rows: Range<usize>, state: &mut Softmax<'_>) {
         let stride = state.stride();
         let n_panels = unit.dims.value_stride() / TILE;
+        for tile in stripe.tiles.clone() {
+            ask(stripe.next_values[tile], unit.dims.value_stride() * TILE);
+        }
         for (acc, alpha) in state.acc.chunks_exact_mut(stride).zip(&work.alpha).take(rows.end).skip(rows.start) {
             for acc in acc {
                 *acc *= alpha;
@@ -232,6 +238,15 @@ impl<U: TileUnit> Product for Tiles<U> {
                 panel += if all_four { TILES } else { 1 };
             }
         }
+    }
+}
+
+/// Asks the second-level cache for so many elements.
+#[inline(always)]
+fn ask(from: *const u16, n: usize) {
+    for line in (0..n).step_by(32) {
+        // SAFETY: a prefetch may name any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(line).cast()) };
     }
 }
 

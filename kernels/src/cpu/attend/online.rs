@@ -166,17 +166,23 @@ unsafe fn weigh<P: Product>(
         let largest = largest.spread_largest();
         let minus_largest = largest.mul(P::V::splat(-1.0));
         let alpha = before.add(minus_largest).exp2();
+        let mut all = [P::V::splat(0.0); TILE / 4];
         for i in 0..TILE / n {
-            P::V::load(sums.add(i * n)).mul(alpha).store(sums.add(i * n));
+            all[i] = P::V::load(sums.add(i * n)).mul(alpha);
         }
-        for v in used.start / n..used.end / n {
-            let mut weight = scores[v].add(minus_largest).exp2();
-            let sum = sums.add(v * n % TILE);
-            P::V::load(sum).add(weight).store(sum);
-            if scaled {
-                weight = weight.mul(P::V::load(work.value_factors.as_ptr().add(v * n)));
+        for tile in stripe.tiles.clone() {
+            for i in 0..TILE / n {
+                let v = tile * (TILE / n) + i;
+                let mut weight = scores[v].add(minus_largest).exp2();
+                all[i] = all[i].add(weight);
+                if scaled {
+                    weight = weight.mul(P::V::load(work.value_factors.as_ptr().add(v * n)));
+                }
+                P::store_weights(weight, weights, v * n);
             }
-            P::store_weights(weight, weights, v * n);
+        }
+        for i in 0..TILE / n {
+            all[i].store(sums.add(i * n));
         }
         state.largest[row] = first_lane(largest);
         work.alpha[row] = first_lane(alpha);

@@ -25,7 +25,8 @@ pub(crate) struct Stripe<E> {
     pub(crate) keys: [*const E; TILES],
     /// `value_stride / 16` panels of sixteen steps of depth for each tile in use.
     pub(crate) values: [*const E; TILES],
-    /// What to ask for while a tile is used: that of the next stripe if there is one in the cache, else the same.
+    /// What to ask for while a tile is used: that of the next stripe, of this or of the following unit, if there is one in the
+    /// cache, else the same.
     pub(crate) next_keys: [*const E; TILES],
     pub(crate) next_values: [*const E; TILES],
 }
@@ -131,7 +132,8 @@ fn in_cache<P: Product>(unit: &Unit<'_>, region: &Region<'_>, position: usize) -
 /// The tile of a position that comes later, if there is one and the cache has it as `P` wants it.
 #[inline(always)]
 fn later<P: Product>(unit: &Unit<'_>, region: &Region<'_>, position: usize) -> Option<*const P::Element> {
-    (position < unit.end()).then(|| in_cache::<P>(unit, region, position)).flatten()
+    let (unit, position) = unit.later(position)?;
+    in_cache::<P>(unit, region, position)
 }
 
 /// Brings a tile from a region that lies row by row into scratch, padded with zeros.

@@ -71,6 +71,8 @@ pub(crate) struct Unit<'a> {
     pub(crate) scale: f32,
     pub(super) window: usize,
     pub(crate) soft_cap: Option<f32>,
+    /// What the thread computes after this, from which position on: it is asked for while the last stripe is used.
+    pub(super) following: Option<(&'a Self, usize)>,
 }
 
 impl Unit<'_> {
@@ -82,6 +84,17 @@ impl Unit<'_> {
     /// The position after its last query.
     pub(crate) fn end(&self) -> usize {
         self.position + self.n_queries
+    }
+
+    /// Whose positions are read after this one's `position`, and which: sixteen, from a multiple of sixteen on.
+    #[inline(always)]
+    pub(crate) fn later(&self, position: usize) -> Option<(&Self, usize)> {
+        if position < self.end() {
+            return Some((self, position));
+        }
+        let (unit, start) = self.following?;
+        let position = start / STRIPE * STRIPE + position % STRIPE;
+        (position < unit.end()).then_some((unit, position))
     }
 
     /// Numbers that one partition's state takes.

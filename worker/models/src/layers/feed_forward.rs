@@ -37,8 +37,9 @@ impl FeedForward {
         out: &Tensor,
     ) -> Result<()> {
         let FeedForwardScratch { gated } = scratch;
-        pass.ops.gated_matmul(pass.stream, x, [self.gate.operand(), self.up.operand()], self.activation, gated)?;
-        self.down.forward(pass, gated, out)
+        let [gate, up, down] = [&self.gate, &self.up, &self.down].map(Linear::operand);
+        let args = kernels::FeedForward { gate, up, down, activation: self.activation, gated };
+        pass.ops.feed_forward(pass.stream, x, &args, out)
     }
 
     pub(crate) fn n_bytes(&self) -> usize {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use kernels::tensor::{as_bytes, as_bytes_mut};
 use kernels::{
-    Activation, Attention, DType, DeviceId, Event, LayerCache, Linear, Norm, Ops, Qkv, RawWeight, Result, RopeTable,
-    Shape, StepInputs, StreamId, Tensor, Weight, WeightRole,
+    Activation, Attention, DType, DeviceId, Event, FeedForward, LayerCache, Norm, Ops, Qkv, RawWeight, Result,
+    RopeTable, Shape, StepInputs, StreamId, Tensor, Weight, WeightRole,
 };
 
 /// What is wrong.
@@ -89,18 +89,14 @@ impl Ops for Defective {
         self.write_kv(stream, step, args.key_scratch, args.value_scratch, args.cache)
     }
 
-    fn gated_matmul(
-        &self,
-        stream: StreamId,
-        x: &Tensor,
-        [gate, up]: [Linear<'_>; 2],
-        activation: Activation,
-        out: &Tensor,
-    ) -> Result<()> {
-        let (g, u) = (self.inner.alloc(out.shape(), DType::F32)?, self.inner.alloc(out.shape(), DType::F32)?);
+    /// In parts, so that defects of the parts show.
+    fn feed_forward(&self, stream: StreamId, x: &Tensor, args: &FeedForward<'_>, out: &Tensor) -> Result<()> {
+        let FeedForward { gate, up, down, activation, gated } = *args;
+        let (g, u) = (self.inner.alloc(gated.shape(), DType::F32)?, self.inner.alloc(gated.shape(), DType::F32)?);
         self.matmul(stream, x, gate.weight, gate.bias, &g)?;
         self.matmul(stream, x, up.weight, up.bias, &u)?;
-        self.gated_activation(stream, activation, &g, &u, out)
+        self.gated_activation(stream, activation, &g, &u, gated)?;
+        self.matmul(stream, gated, down.weight, down.bias, out)
     }
 
     fn write_kv(&self, stream: StreamId, step: &StepInputs, k: &Tensor, v: &Tensor, cache: &LayerCache) -> Result<()> {
