@@ -39,6 +39,8 @@ pub(crate) struct TileProduct<'a> {
     pub(crate) all_four: bool,
     /// Bytes from one row of sums to the next.
     pub(crate) sums_stride: usize,
+    /// Whether sums begin at 0, whatever is there; only of all four.
+    pub(crate) is_first: bool,
 }
 
 /// Whatever multiplies tiles.
@@ -53,15 +55,25 @@ pub(crate) trait TileUnit {
 /// The tiles of the CPU.
 pub(crate) struct Amx;
 
+/// What a sum begins with.
+macro_rules! begin {
+    (zero, $c:literal) => {
+        concat!("tilezero tmm", $c)
+    };
+    (load, $c:literal) => {
+        concat!("tileloadd tmm", $c, ", [{sums} + {sums_stride} + 64*", $c, "]")
+    };
+}
+
 macro_rules! multiply {
-    ($name:ident, $left:literal, $right:literal, $($c:literal),*) => {
+    ($name:ident, $begin:ident, $left:literal, $right:literal, $($c:literal),*) => {
         /// # Safety
         /// As for [`TileUnit::multiply`], tiles configured for the rows.
         unsafe fn $name(product: &TileProduct<'_>, step: usize) {
             // SAFETY: the caller's promise; a tile load touches the rows and bytes that the configuration has.
             unsafe {
                 asm!(
-                    $(concat!("tileloadd tmm", $c, ", [{sums} + {sums_stride} + 64*", $c, "]"),)*
+                    $(begin!($begin, $c),)*
                     "2:",
                     concat!("tileloadd ", $left, ", [{left} + {left_stride}]"),
                     $(
@@ -92,9 +104,11 @@ macro_rules! multiply {
     };
 }
 
-multiply!(whole_four, "tmm4", "tmm6", 0, 1, 2, 3);
-multiply!(half_four, "tmm5", "tmm7", 0, 1, 2, 3);
-multiply!(half_one, "tmm5", "tmm7", 0);
+multiply!(first_whole_four, zero, "tmm4", "tmm6", 0, 1, 2, 3);
+multiply!(first_half_four, zero, "tmm5", "tmm7", 0, 1, 2, 3);
+multiply!(whole_four, load, "tmm4", "tmm6", 0, 1, 2, 3);
+multiply!(half_four, load, "tmm5", "tmm7", 0, 1, 2, 3);
+multiply!(half_one, load, "tmm5", "tmm7", 0);
 
 impl TileUnit for Amx {
     #[inline(always)]
@@ -102,10 +116,12 @@ impl TileUnit for Amx {
         // SAFETY: the caller's promise.
         unsafe {
             configure_attention(product.rows);
-            match (product.is_half, product.all_four) {
-                (false, _) => whole_four(product, 64),
-                (true, true) => half_four(product, 32),
-                (true, false) => half_one(product, 32),
+            match (product.is_half, product.all_four, product.is_first) {
+                (false, _, true) => first_whole_four(product, 64),
+                (false, _, false) => whole_four(product, 64),
+                (true, true, true) => first_half_four(product, 32),
+                (true, true, false) => half_four(product, 32),
+                (true, false, _) => half_one(product, 32),
             }
         }
     }
@@ -160,7 +176,6 @@ impl<U: TileUnit> Product for Tiles<U> {
         for tile in stripe.tiles.clone() {
             keys[tile] = stripe.keys[tile].cast();
         }
-        work.weights[rows.start * STRIPE..rows.end * STRIPE].fill(0.0);
         for tile in stripe.tiles.clone() {
             ask(stripe.next_keys[tile], depth * TILE);
         }
@@ -188,6 +203,7 @@ impl<U: TileUnit> Product for Tiles<U> {
                     sums,
                     all_four: true,
                     sums_stride: 4 * STRIPE,
+                    is_first: d == 0,
                 };
                 // SAFETY: features are the caller's promise; `n` queries of `depth` elements and scores of as many
                 // stripes are there, and key panels are `depth` deep.
@@ -204,9 +220,10 @@ impl<U: TileUnit> Product for Tiles<U> {
         for tile in stripe.tiles.clone() {
             ask(stripe.next_values[tile], unit.dims.value_stride() * TILE);
         }
-        for (acc, alpha) in state.acc.chunks_exact_mut(stride).zip(&work.alpha).take(rows.end).skip(rows.start) {
-            for acc in acc {
-                *acc *= alpha;
+        for (acc, &alpha) in state.acc.chunks_exact_mut(stride).zip(&work.alpha).take(rows.end).skip(rows.start) {
+            // Most stripes bring no larger score.
+            if alpha != 1.0 {
+                acc.iter_mut().for_each(|acc| *acc *= alpha);
             }
         }
         for row in rows.clone().step_by(TILE) {
@@ -231,6 +248,7 @@ impl<U: TileUnit> Product for Tiles<U> {
                     sums: acc[panel * TILE..].as_mut_ptr(),
                     all_four,
                     sums_stride: 4 * stride,
+                    is_first: false,
                 };
                 // SAFETY: features are the caller's promise; `n` rows of weights and sums are there, and in each tile
                 // the panels that are multiplied.
@@ -290,7 +308,7 @@ mod tests {
                         }
                         let place = product.sums.wrapping_byte_add(row * product.sums_stride).wrapping_add(column);
                         // SAFETY: as above.
-                        unsafe { *place += sum };
+                        unsafe { *place = if product.is_first && step == 0 { sum } else { *place + sum } };
                     }
                 }
             }

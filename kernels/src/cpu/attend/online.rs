@@ -40,10 +40,7 @@ impl<P: Product> Kernel for Online<P> {
             unsafe {
                 let stripe = Stripe::load::<P>(unit, work, start..end);
                 P::score(unit, work, &stripe, rows.clone());
-                // No closure: it would be compiled without the features.
-                for row in rows.clone() {
-                    weigh::<P>(unit, work, &stripe, row, state);
-                }
+                weigh_rows::<P>(unit, work, &stripe, rows.clone(), state);
                 P::mix(unit, work, &stripe, rows, state);
             }
             start = end;
@@ -128,9 +125,36 @@ unsafe fn score_block<P: Product, const R: usize, const C: usize>(
     }
 }
 
-/// From a row's dot products to its weights, and what they do to its sum and its earlier values.
+/// Rows that are weighed side by side, where registers hold the scores of so many: a row by itself waits for its largest
+/// score, then for its factor.
+const ABREAST: usize = 2;
+
+/// [`weigh`] for all rows.
 #[inline(always)]
-unsafe fn weigh<P: Product>(
+unsafe fn weigh_rows<P: Product>(
+    unit: &Unit<'_>,
+    work: &mut Work<'_>,
+    stripe: &Stripe<P::Element>,
+    rows: Range<usize>,
+    state: &mut Softmax<'_>,
+) {
+    let mut row = rows.start;
+    // SAFETY: features are the caller's promise; these rows are there.
+    unsafe {
+        while P::V::N == TILE && row + ABREAST <= rows.end {
+            weigh::<P, ABREAST>(unit, work, stripe, row, state);
+            row += ABREAST;
+        }
+        while row < rows.end {
+            weigh::<P, 1>(unit, work, stripe, row, state);
+            row += 1;
+        }
+    }
+}
+
+/// From the dot products of `R` rows to their weights, and what they do to their sums and their earlier values.
+#[inline(always)]
+unsafe fn weigh<P: Product, const R: usize>(
     unit: &Unit<'_>,
     work: &mut Work<'_>,
     stripe: &Stripe<P::Element>,
@@ -138,54 +162,68 @@ unsafe fn weigh<P: Product>(
     state: &mut Softmax<'_>,
 ) {
     let n = P::V::N;
-    let visible = unit.visible(row);
-    let visible = visible.start.saturating_sub(stripe.start).min(STRIPE)..(visible.end - stripe.start).min(STRIPE);
     let used = stripe.tiles.start * TILE..stripe.tiles.end * TILE;
-    let is_masked = visible.start > used.start || visible.end < used.end;
+    // The first of the rows sees least at the end, the last least at the beginning.
+    let (first, last) = (unit.visible(row), unit.visible(row + R - 1));
+    let is_masked = last.start > stripe.start + used.start || first.end < stripe.start + used.end;
     let scaled = matches!(unit.values.data, CacheData::Int8(_));
-    let weights = work.weights[row * STRIPE..][..STRIPE].as_mut_ptr();
-    let sums = work.sums[row * TILE..][..TILE].as_mut_ptr();
+    let weights = work.weights[row * STRIPE..][..R * STRIPE].as_mut_ptr();
+    let sums = work.sums[row * TILE..][..R * TILE].as_mut_ptr();
     // SAFETY: features are the caller's promise; positions up to `used.end` lie within the STRIPE numbers of each
     // array, whatever is added to them within the twice as many of the bounds.
     unsafe {
-        let mut scores = [P::V::splat(0.0); STRIPE / 4];
-        let before = P::V::splat(state.largest[row]);
-        let mut largest = before;
-        for v in used.start / n..used.end / n {
-            let mut score = P::V::load(weights.add(v * n)).mul(P::V::load(work.key_factors.as_ptr().add(v * n)));
-            if let Some(cap) = unit.soft_cap {
-                score = score.tanh().mul(P::V::splat(cap * std::f32::consts::LOG2_E));
-            }
-            if is_masked {
-                score = score.min(P::V::load(FROM.as_ptr().add(STRIPE - visible.start + v * n)));
-                score = score.min(P::V::load(TO.as_ptr().add(STRIPE - visible.end + v * n)));
-            }
-            scores[v] = score;
-            largest = largest.max(score);
+        let mut scores = [[P::V::splat(0.0); STRIPE / 4]; R];
+        let (mut before, mut largest) = ([P::V::splat(0.0); R], [P::V::splat(0.0); R]);
+        for r in 0..R {
+            before[r] = P::V::splat(state.largest[row + r]);
+            largest[r] = before[r];
         }
-        let largest = largest.spread_largest();
-        let minus_largest = largest.mul(P::V::splat(-1.0));
-        let alpha = before.add(minus_largest).exp2();
-        let mut all = [P::V::splat(0.0); TILE / 4];
-        for i in 0..TILE / n {
-            all[i] = P::V::load(sums.add(i * n)).mul(alpha);
+        for v in used.start / n..used.end / n {
+            for r in 0..R {
+                let factors = P::V::load(work.key_factors.as_ptr().add(v * n));
+                let mut score = P::V::load(weights.add(r * STRIPE + v * n)).mul(factors);
+                if let Some(cap) = unit.soft_cap {
+                    score = score.tanh().mul(P::V::splat(cap * std::f32::consts::LOG2_E));
+                }
+                if is_masked {
+                    let visible = unit.visible(row + r);
+                    let (from, to) = (visible.start.saturating_sub(stripe.start), visible.end - stripe.start);
+                    score = score.min(P::V::load(FROM.as_ptr().add(STRIPE - from.min(STRIPE) + v * n)));
+                    score = score.min(P::V::load(TO.as_ptr().add(STRIPE - to.min(STRIPE) + v * n)));
+                }
+                scores[r][v] = score;
+                largest[r] = largest[r].max(score);
+            }
+        }
+        let (mut minus_largest, mut all) = ([P::V::splat(0.0); R], [[P::V::splat(0.0); TILE / 4]; R]);
+        for r in 0..R {
+            largest[r] = largest[r].spread_largest();
+            minus_largest[r] = largest[r].mul(P::V::splat(-1.0));
+            let alpha = before[r].add(minus_largest[r]).exp2();
+            for i in 0..TILE / n {
+                all[r][i] = P::V::load(sums.add(r * TILE + i * n)).mul(alpha);
+            }
+            state.largest[row + r] = first_lane(largest[r]);
+            work.alpha[row + r] = first_lane(alpha);
         }
         for tile in stripe.tiles.clone() {
             for i in 0..TILE / n {
                 let v = tile * (TILE / n) + i;
-                let mut weight = scores[v].add(minus_largest).exp2();
-                all[i] = all[i].add(weight);
-                if scaled {
-                    weight = weight.mul(P::V::load(work.value_factors.as_ptr().add(v * n)));
+                for r in 0..R {
+                    let mut weight = scores[r][v].add(minus_largest[r]).exp2();
+                    all[r][i] = all[r][i].add(weight);
+                    if scaled {
+                        weight = weight.mul(P::V::load(work.value_factors.as_ptr().add(v * n)));
+                    }
+                    P::store_weights(weight, weights.add(r * STRIPE), v * n);
                 }
-                P::store_weights(weight, weights, v * n);
             }
         }
-        for i in 0..TILE / n {
-            all[i].store(sums.add(i * n));
+        for r in 0..R {
+            for i in 0..TILE / n {
+                all[r][i].store(sums.add(r * TILE + i * n));
+            }
         }
-        state.largest[row] = first_lane(largest);
-        work.alpha[row] = first_lane(alpha);
     }
 }
 
