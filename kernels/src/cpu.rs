@@ -43,6 +43,7 @@ mod packing;
 pub(crate) mod panels;
 mod pool;
 mod portable;
+pub(crate) mod results;
 mod scalar;
 mod simd;
 #[expect(clippy::needless_range_loop, reason = "registers are arrays over rows and columns alike")]

@@ -154,6 +154,11 @@ impl<'a, T> Shared<'a, T> {
         Self { start: slice.as_mut_ptr(), len: slice.len(), _slice: std::marker::PhantomData }
     }
 
+    /// Elements of the slice.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
     /// Elements `start..start + len`.
     ///
     /// # Safety

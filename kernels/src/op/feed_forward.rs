@@ -11,6 +11,7 @@ use crate::cpu::access::{Access, Shared};
 use crate::cpu::activations::Places;
 use crate::cpu::grouped::Factor;
 use crate::cpu::panels::{GROUP, Input, PANEL};
+use crate::cpu::results::store;
 use crate::error::Result;
 use crate::op::matmul::{self, Operand, Prepared, Task, grow};
 use crate::ops::{Activation, FeedForward};
@@ -55,7 +56,7 @@ pub(crate) fn run(
         Input::F32 | Input::Int8 => {
             let target = Shared::new(&mut *gated);
             gate(machine, &x, args.activation, &gate_up, &|task, gated| {
-                matmul::store(gated, &task.rows, down_columns(task.panel, depth), depth, &target);
+                store(gated, &task.rows, down_columns(task.panel, depth), depth, &target);
             });
             middle = matmul::prepare(machine, gated, &[down], middle);
         }

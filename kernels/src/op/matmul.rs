@@ -16,6 +16,7 @@ use crate::cpu::activations::{Activations, Places};
 use crate::cpu::dot::{Dot, Order};
 use crate::cpu::grouped::{DIRECT_ROWS, DirectDot, Factor, GroupedDot, Unpack};
 use crate::cpu::panels::{GROUP, Input, Layout, PANEL, Panels, elements};
+use crate::cpu::results::store;
 use crate::cpu::table::Table;
 use crate::cpu::workspace::{Local, ROWS_MAX, SLAB, WHOLE_ROWS};
 use crate::error::Result;
@@ -343,17 +344,5 @@ impl Task<'_> {
 fn add_bias(sums: &mut [f32], rows: usize, bias: &[f32]) {
     for line in sums.chunks_exact_mut(PANEL).take(rows) {
         line.iter_mut().zip(bias).for_each(|(sum, bias)| *sum += bias);
-    }
-}
-
-/// Copies results of a panel to their columns of the output.
-pub(crate) fn store(sums: &[f32], rows: &Range<usize>, columns: Range<usize>, n_out: usize, out: &Shared<'_, f32>) {
-    for (row, line) in rows.clone().zip(sums.as_chunks::<PANEL>().0) {
-        // SAFETY: no other chunk has this row and these columns.
-        let target = unsafe { out.part(row * n_out + columns.start, columns.len()) };
-        match target.as_mut_array::<PANEL>() {
-            Some(target) => *target = *line,
-            None => target.copy_from_slice(&line[..columns.len()]),
-        }
     }
 }

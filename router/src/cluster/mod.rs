@@ -7,12 +7,13 @@ mod ledger;
 mod link;
 mod others;
 mod outbox;
+mod search;
 mod supervise;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use contract::demand::{RouterDemand, TenantDemand};
@@ -37,6 +38,7 @@ use crate::route::placer::{Decision, NotPlaced, Patience, Placed, Placer, Prompt
 pub(crate) use elsewhere::{Demands, Elsewhere};
 pub(crate) use flight::Flight;
 use ledger::SharedLedger;
+use search::Search;
 pub(crate) use supervise::supervise;
 
 /// An engine that described itself, agrees about the model, and whose event stream lives.
@@ -80,10 +82,7 @@ pub(crate) struct Cluster {
     ready: ArcSwap<Vec<Arc<Engine>>>,
     view: ArcSwap<HashMap<EngineId, EngineView>>,
     changed: watch::Sender<usize>,
-    /// Since when requests find no engine, if they do.
-    none_since: Mutex<Option<Instant>>,
-    /// Of the search that goes on.
-    backlog: Mutex<Backlog>,
+    search: Mutex<Search>,
 }
 
 /// Predicted prefill of what waits for each engine and was passed over, in milliseconds.
@@ -131,8 +130,7 @@ impl Cluster {
             ready: ArcSwap::default(),
             view: ArcSwap::default(),
             changed: watch::Sender::new(0),
-            none_since: Mutex::default(),
-            backlog: Mutex::default(),
+            search: Mutex::default(),
         }
     }
 
@@ -168,14 +166,15 @@ impl Cluster {
         let ready = self.ready.load();
         let all: Vec<&Arc<Engine>> = ready.iter().collect();
         let (patience, n_before) = if turn.is_overdue { (Patience::Any, 0) } else { (Patience::Best, turn.n_before) };
-        let mut backlog = self.backlog.lock().unwrap_or_else(PoisonError::into_inner);
+        let prompt = Prompt { n_before, ..prompt(tenant, n_tokens, blocks) };
+        let mut search = self.search();
         if turn.n_passed == 0 {
-            backlog.clear();
+            search.backlog.clear();
         }
-        let placed =
-            self.place_on(&all, request, &Prompt { n_before, ..prompt(tenant, n_tokens, blocks) }, patience, &backlog);
+        let placed = self.place_on(&all, request, &prompt, patience, &search.backlog);
+        search.found(!matches!(placed, Err(NotPlaced::NoEngine)), daemon::clock::now());
         if let Err(NotPlaced::Busy { index, prefill_ms, .. }) = placed {
-            *backlog.entry(all[index].id.clone()).or_default() += prefill_ms;
+            *search.backlog.entry(all[index].id.clone()).or_default() += prefill_ms;
         }
         placed
     }
@@ -259,14 +258,12 @@ impl Cluster {
 
     /// How long a request that found no engine waits for one; none when there has not been any for too long.
     pub(crate) fn waits_for_engine(&self) -> Option<Duration> {
-        let now = daemon::clock::now();
-        let since = *self.none_since().get_or_insert(now);
-        let left = Duration::from_millis(self.settings.worker_wait_ms_max).saturating_sub(now - since);
-        (!left.is_zero()).then_some(left)
+        let wait_max = Duration::from_millis(self.settings.worker_wait_ms_max);
+        self.search().left(daemon::clock::now(), wait_max)
     }
 
-    fn none_since(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.none_since.lock().unwrap_or_else(PoisonError::into_inner)
+    fn search(&self) -> MutexGuard<'_, Search> {
+        self.search.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether requests can be placed.
@@ -304,7 +301,7 @@ impl Cluster {
             let others = ready.iter().filter(|known| engines.iter().all(|new| new.id != known.id));
             others.chain(engines).cloned().collect::<Vec<_>>()
         });
-        *self.none_since() = None;
+        self.search().found(true, daemon::clock::now());
         self.count();
     }
 
