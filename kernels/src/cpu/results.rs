@@ -4,13 +4,12 @@
 use std::ops::Range;
 
 use crate::cpu::access::Shared;
+use crate::cpu::lanes::LINE;
 use crate::cpu::panels::PANEL;
 
 /// Bytes from which an output goes past the caches, which would read each line before it is written, and would not hold
 /// it until it is read.
 const LARGE: usize = 2 << 20;
-/// Alignment of what goes past the caches: whole lines.
-const LINE: usize = 64;
 
 /// Copies results of some rows and a panel to their columns of the output, whose rows have `n_out` columns.
 pub(crate) fn store(sums: &[f32], rows: &Range<usize>, columns: Range<usize>, n_out: usize, out: &Shared<'_, f32>) {

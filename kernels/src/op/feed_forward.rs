@@ -56,7 +56,7 @@ pub(crate) fn run(
         Input::F32 | Input::Int8 => {
             let target = Shared::new(&mut *gated);
             gate(machine, &x, args.activation, &gate_up, &|task, gated| {
-                store(gated, &task.rows, down_columns(task.panel, depth), depth, &target);
+                store(gated, &task.rows, gate_up[0].columns(task.panel), depth, &target);
             });
             middle = matmul::prepare(machine, gated, &[down], middle);
         }
@@ -86,11 +86,6 @@ fn gate(
         unsafe { (task.table.gated_activation)(activation, &gate[..n], &up[..n], &mut gated[..n]) };
         put(task, &gated[..n]);
     });
-}
-
-/// The columns of a panel that there are.
-fn down_columns(panel: usize, depth: usize) -> std::ops::Range<usize> {
-    panel * PANEL..((panel + 1) * PANEL).min(depth)
 }
 
 /// A panel is one group of `down`'s inputs; the columns that fill it are 0, as padding has to be.

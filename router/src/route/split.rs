@@ -9,8 +9,8 @@ const HAND_OVER_MS: f64 = 2.0;
 /// time.
 const STALL_PRICE: f64 = 0.1;
 
-/// Chooses who computes a prompt for `decode`, of which `alone` is expected, of candidates that compute for others and what is expected of each pair:
-/// the one that is done soonest, if that serves all better than computing it on `decode`; and who does when that one
+/// Chooses who computes a prompt for `decode`, of which `alone` is expected, of candidates that compute for others and
+/// what is expected of each pair: the one that is done soonest, if that serves all better than computing it on `decode`; and who does when that one
 /// fails, which is the next one of which the same is true. Yields their indices.
 ///
 /// A prompt that is computed beside requests that decode holds up each of them, so that a pair may take longer than the

@@ -15,6 +15,7 @@ use crate::cpu::amx::configure_attention;
 use crate::cpu::attend::product::Product;
 use crate::cpu::attend::stripe::{Stripe, TILES};
 use crate::cpu::attend::x86::Pairs;
+use crate::cpu::lanes::{LINE, Lanes as _};
 use crate::op::attention::cache::TILE;
 use crate::op::attention::softmax::Softmax;
 use crate::op::attention::unit::{Unit, Work};
@@ -262,9 +263,9 @@ impl<U: TileUnit> Product for Tiles<U> {
 /// Asks the second-level cache for so many elements.
 #[inline(always)]
 fn ask(from: *const u16, n: usize) {
-    for line in (0..n).step_by(32) {
-        // SAFETY: a prefetch may name any address.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(line).cast()) };
+    for line in (0..n).step_by(LINE / size_of::<u16>()) {
+        // SAFETY: whoever multiplies tiles has the features of the vector; a prefetch may name any address.
+        unsafe { __m512::prefetch(from.wrapping_add(line).cast()) };
     }
 }
 
