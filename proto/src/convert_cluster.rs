@@ -144,6 +144,7 @@ impl From<&Occupancy> for wire::Occupancy {
             computed: Some(occupancy.computed.into()),
             requests_begun: occupancy.requests_begun,
             stalled: occupancy.is_stalled,
+            transfer_ms_per_token: occupancy.transfer_ms_per_token,
         }
     }
 }
@@ -167,6 +168,7 @@ impl TryFrom<wire::Occupancy> for Occupancy {
             computed: occupancy.computed.map(Into::into).unwrap_or_default(),
             requests_begun: occupancy.requests_begun,
             is_stalled: occupancy.stalled,
+            transfer_ms_per_token: occupancy.transfer_ms_per_token,
         })
     }
 }
@@ -288,6 +290,7 @@ mod tests {
             computed: StepLoad { prefill_tokens: 1 << 40, prefill_pairs: 0.5, decode_sequences: 6, decode_context: 7 },
             requests_begun: 8,
             is_stalled: true,
+            transfer_ms_per_token: 0.25,
         };
         let engine_view = EngineView {
             engine,

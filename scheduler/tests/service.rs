@@ -128,6 +128,7 @@ fn occupancy(member: &Member, step: u64) -> Occupancy {
         computed: StepLoad::default(),
         requests_begun: 0,
         is_stalled: false,
+        transfer_ms_per_token: 0.0,
     }
 }
 

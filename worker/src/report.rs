@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use crate::engine_loop::EngineHandle;
+use crate::transfer::cost::MoveCost;
 
 /// Shortest wait before a lost stream is made anew.
 const BACKOFF_MIN: Duration = Duration::from_millis(100);
@@ -37,17 +38,18 @@ pub(crate) struct Pace {
 pub(crate) fn start(
     addresses: &[String],
     engine: &EngineHandle,
+    cost: &Arc<MoveCost>,
     pace: Pace,
     tasks: &Tasks,
     shutdown: &Shutdown,
 ) -> Result<(), AddressError> {
     for address in addresses {
         let client = SchedulerClient::new(channel(address, &ChannelOptions::default())?);
-        let (engine, shutdown, address) = (engine.clone(), shutdown.clone(), address.clone());
+        let (engine, cost, shutdown, address) = (engine.clone(), Arc::clone(cost), shutdown.clone(), address.clone());
         tasks.spawn("worker-report", async move {
             tokio::select! {
                 () = shutdown.triggered() => {}
-                () = report_for_ever(client, &address, engine, pace) => {}
+                () = report_for_ever(client, &address, engine, cost, pace) => {}
             }
         });
     }
@@ -58,12 +60,15 @@ async fn report_for_ever(
     mut client: SchedulerClient<tonic::transport::Channel>,
     address: &str,
     engine: EngineHandle,
+    cost: Arc<MoveCost>,
     pace: Pace,
 ) {
     let mut backoff = BACKOFF_MIN;
     loop {
         let began = daemon::clock::now();
-        let ended = client.report_occupancy(reports(engine.occupancy(), engine.stall().follow(), pace)).await;
+        let ended = client
+            .report_occupancy(reports(engine.occupancy(), engine.stall().follow(), Arc::clone(&cost), pace))
+            .await;
         if daemon::clock::now().duration_since(began) > BACKOFF_MAX {
             backoff = BACKOFF_MIN;
         }
@@ -80,12 +85,14 @@ async fn report_for_ever(
 fn reports(
     mut occupancy: watch::Receiver<Occupancy>,
     mut stall: watch::Receiver<Option<Arc<str>>>,
+    cost: Arc<MoveCost>,
     pace: Pace,
 ) -> impl Stream<Item = wire::OccupancyReport> {
     stream! {
         loop {
             let is_stalled = stall.borrow_and_update().is_some();
-            let report = Occupancy { is_stalled, ..occupancy.borrow_and_update().clone() };
+            let transfer_ms_per_token = cost.ms_per_token();
+            let report = Occupancy { is_stalled, transfer_ms_per_token, ..occupancy.borrow_and_update().clone() };
             yield wire::OccupancyReport { occupancy: Some((&report).into()) };
             sleep(pace.interval).await;
             tokio::select! {
@@ -122,6 +129,7 @@ mod tests {
             computed: StepLoad::default(),
             requests_begun: 0,
             is_stalled: false,
+            transfer_ms_per_token: 0.0,
         }
     }
 
@@ -130,7 +138,7 @@ mod tests {
         let (sender, receiver) = watch::channel(occupancy(0));
         let (stall, stalls) = watch::channel(None);
         let pace = Pace { interval: Duration::from_millis(5), heartbeat: Duration::from_millis(20) };
-        let mut reports = Box::pin(reports(receiver, stalls, pace));
+        let mut reports = Box::pin(reports(receiver, stalls, Arc::default(), pace));
         let mut next = async || {
             let report = reports.next().await?.occupancy.unwrap();
             Some((report.step, report.stalled))

@@ -64,14 +64,14 @@ pub(crate) async fn serve(
     // Whatever ends this function stops the engine and every task.
     let (stop, stopping) = shutdown.part();
     let guard = StopOnDrop { handle: handle.clone(), stop };
-    let transfer_address = transfers.address.clone();
+    let (transfer_address, move_cost) = (transfers.address.clone(), transfers.cost());
     transfers.serve(&handle, &tasks, &stopping);
     let address = listener.local_addr();
     let member = member(&config, incarnation, address, &identity);
     let pace = Pace { interval: Duration::from_millis(config.report_interval_ms), heartbeat: config.heartbeat() };
     // Reports go on while the worker drains.
     let (stop_reports, reports_stopping) = Shutdown::pair();
-    report::start(&config.scheduler_addresses, &handle, pace, &tasks, &reports_stopping)?;
+    report::start(&config.scheduler_addresses, &handle, &move_cost, pace, &tasks, &reports_stopping)?;
     watch_stalls(&handle, config.stall_limits(), &tasks, reports_stopping.clone());
     let membership = membership::connect(&config.membership, &tasks)?;
     let readiness = Readiness::new();

@@ -20,6 +20,7 @@ use crate::engine_loop::EngineHandle;
 use crate::error::Error;
 use crate::lent::{Fetch, Filling, Lending};
 use crate::transfer::client::Client;
+use crate::transfer::cost::MoveCost;
 use crate::transfer::endpoint::Endpoint;
 use crate::transfer::listen::listen;
 use crate::transfer::{Order, Peer, PrefillSource, Reservation, Share, Ticket};
@@ -75,6 +76,11 @@ impl Transfers {
         let share = Share::whole(pool.layout);
         let endpoint = Endpoint::new(engine.clone(), identity.clone(), share, pool.memory, transfer.clone());
         Ok(Self { address, bound: Some(Bound { endpoint: Arc::new(endpoint), listener, bounds }) })
+    }
+
+    /// What moving tokens takes; nothing where none move.
+    pub(crate) fn cost(&self) -> Arc<MoveCost> {
+        self.bound.as_ref().map(|bound| Arc::clone(&bound.endpoint.cost)).unwrap_or_default()
     }
 
     /// What gets prompts from others.

@@ -5,9 +5,9 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `endpoint`, `config`, `metrics` | what both sides know of this worker, and what is counted |
+//! | `endpoint`, `config`, `cost`, `metrics` | what both sides know of this worker, and what is counted |
 //! | `frame`, `message`, `link` | what a connection carries, and the connection |
-//! | `host`, `means`, `ring` | ways that two workers on one host have |
+//! | `host`, `means`, `pull`, `ring` | ways that two workers on one host have |
 //! | `share` | which bytes of two pools mean the same |
 //! | `listen`, `send`, `throttle` | the prefill worker's side |
 //! | `client`, `fetch`, `receive` | the decode worker's side |
@@ -15,6 +15,7 @@
 
 pub(crate) mod client;
 mod config;
+pub(crate) mod cost;
 pub(crate) mod endpoint;
 pub(crate) mod fetch;
 mod frame;
@@ -24,6 +25,7 @@ pub(crate) mod listen;
 mod means;
 mod message;
 mod metrics;
+mod pull;
 mod receive;
 mod ring;
 mod send;

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::io;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use libc::{c_ulong, iovec};
@@ -158,19 +159,19 @@ impl Runs {
         });
     }
 
-    /// Copies from another process's memory into the runs, both from `at` on.
+    /// Copies a first part of `within` from another process's memory into the runs, and says how long it was.
     ///
     /// # Errors
     /// What the system says: `PermissionDenied` when this process may not read that one, an error without a kind when
     /// it is gone (`ESRCH`) or has unmapped what is asked for (`EFAULT`).
-    pub fn pull(&self, pid: u32, remote: &RemoteRuns, at: usize) -> io::Result<usize> {
+    pub fn pull(&self, pid: u32, remote: &RemoteRuns, within: Range<usize>) -> io::Result<usize> {
         let mut theirs = Parts::new();
-        theirs.fill(&remote.runs, at, CALL_BYTES_MAX);
+        theirs.fill(&remote.runs, within.start, within.len().min(CALL_BYTES_MAX));
         let mut ours = Parts::new();
-        ours.fill(&self.runs, at, theirs.n_bytes);
+        ours.fill(&self.runs, within.start, theirs.n_bytes);
         if ours.n_bytes < theirs.n_bytes {
             theirs = Parts::new();
-            theirs.fill(&remote.runs, at, ours.n_bytes);
+            theirs.fill(&remote.runs, within.start, ours.n_bytes);
         }
         vm_read(pid, &mut ours, &mut theirs)
     }

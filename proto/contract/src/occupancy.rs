@@ -56,4 +56,6 @@ pub struct Occupancy {
     pub requests_begun: u64,
     /// It stands still: a step, or the answer to an event, takes longer than it can; its worker ends what runs there.
     pub is_stalled: bool,
+    /// What moving a token's keys and values from or to its worker took of late, in milliseconds; 0 is not known.
+    pub transfer_ms_per_token: f64,
 }

@@ -123,6 +123,9 @@ pub struct Occupancy {
     /// Requests that run at once at most; 0 is not known.
     #[prost(uint32, tag = "15")]
     pub slots: u32,
+    /// What moving a token's keys and values from or to its worker took of late, in milliseconds; 0 is not known.
+    #[prost(double, tag = "16")]
+    pub transfer_ms_per_token: f64,
 }
 /// What the time of a step depends on; sums of several are sums of each.
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]

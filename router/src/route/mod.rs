@@ -34,6 +34,8 @@ pub struct Candidate<'a> {
     pub cost: CostCoefficients,
     /// Prompt tokens that a step of it computes at most; 0 is not known.
     pub step_tokens: u64,
+    /// What moving a token from or to it took of late, in milliseconds; 0 is not known.
+    pub transfer_ms_per_token: f64,
     /// Requests that were placed there of late, those of long ago less.
     pub n_recent: f64,
     /// Predicted prefill of what waits at the router for it and goes before the request, in milliseconds.

@@ -345,7 +345,7 @@ impl Placer {
         };
         let mut predictions: Vec<Prediction> = candidates.iter().map(|one| situation.predict(one)).collect();
         let decode = (&candidates[chosen], predictions[chosen]);
-        let pairs = split::predict_pairs(&situation, &decode.1, prefills);
+        let pairs = split::predict_pairs(&situation, decode, prefills);
         let [prefill, instead] = split::choose(&situation, decode, prefills, &pairs)
             .map(|of_prefills| of_prefills.map(|index| candidates.len() + index));
         predictions.extend(pairs);
@@ -383,6 +383,7 @@ impl Placer {
                 }),
                 cost: reported.map(|occupancy| occupancy.cost).filter(is_known).unwrap_or(cost),
                 step_tokens: reported.map_or(0, |occupancy| u64::from(occupancy.step_tokens)),
+                transfer_ms_per_token: reported.map_or(0.0, |occupancy| occupancy.transfer_ms_per_token),
                 n_recent: recent.of(target.engine, now),
                 backlog_ms: target.backlog_ms,
                 tokens_cached,

@@ -32,16 +32,21 @@ pub(super) fn choose(
     [first, first.and_then(|_| soonest(first))]
 }
 
-/// What is expected where each of `prefills` computes the prompt for an engine of which `alone` is.
+/// What is expected where each of `prefills` computes the prompt for `decode`, of which `alone` is expected.
+///
+/// A prompt moves while it is computed, so that the slower of both counts.
 pub(super) fn predict_pairs(
     situation: &Situation<'_>,
-    alone: &Prediction,
+    (decode, alone): (&Candidate<'_>, Prediction),
     prefills: &[Candidate<'_>],
 ) -> Vec<Prediction> {
     let decode_ms = alone.decode_ms;
-    let pair = |prefill| {
+    let n_moved = situation.n_prompt_tokens.saturating_sub(decode.tokens_cached) as f64;
+    let pair = |prefill: &Candidate<'_>| {
         let computed = situation.predict(prefill);
-        Prediction { first_token_ms: computed.first_token_ms + HAND_OVER_MS + decode_ms, decode_ms, ..computed }
+        let moved_ms = n_moved * decode.transfer_ms_per_token.max(prefill.transfer_ms_per_token);
+        let there_ms = computed.first_token_ms.max(computed.wait_ms + moved_ms);
+        Prediction { first_token_ms: there_ms + HAND_OVER_MS + decode_ms, decode_ms, ..computed }
     };
     prefills.iter().map(pair).collect()
 }
@@ -79,6 +84,7 @@ mod tests {
             blocks: None,
             cost: COST,
             step_tokens: 1_000,
+            transfer_ms_per_token: 0.0,
             n_recent: 0.0,
             backlog_ms: 0.0,
             tokens_cached,
@@ -100,7 +106,7 @@ mod tests {
         };
         let both = |decode: Candidate<'_>, prefills: &[Candidate<'_>]| {
             let alone = situation.predict(&decode);
-            choose(&situation, (&decode, alone), prefills, &predict_pairs(&situation, &alone, prefills))
+            choose(&situation, (&decode, alone), prefills, &predict_pairs(&situation, (&decode, alone), prefills))
         };
         let index = |decode: Candidate<'_>, prefills: &[Candidate<'_>]| both(decode, prefills)[0];
         assert_eq!(index(of(0.0, 0, 0), &[of(0.0, 0, 0)]), None, "an idle engine needs nobody");
@@ -110,6 +116,12 @@ mod tests {
         assert_eq!(index(of(0.0, 8, 0), &[of(500.0, 0, 0)]), None, "who has much to do is no help");
         assert_eq!(index(of(300.0, 0, 0), &[of(0.0, 0, 0)]), Some(0), "an engine with much to do lets others");
         assert_eq!(index(of(0.0, 8, 0), &[]), None);
+        let behind = |transfer_ms_per_token| Candidate { transfer_ms_per_token, ..of(0.0, 0, 0) };
+        assert_eq!(index(of(0.0, 8, 0), &[behind(1.0)]), Some(0), "it moves as fast as it is computed");
+        assert_eq!(index(of(0.0, 8, 0), &[behind(5.0)]), None, "the way is slow");
+        let busy = Candidate { transfer_ms_per_token: 5.0, ..of(300.0, 0, 0) };
+        assert_eq!(index(busy, &[of(0.0, 0, 0)]), None, "so it is where the other end says so");
+        assert_eq!(index(of(0.0, 8, 0), &[behind(5.0), of(20.0, 0, 0)]), Some(1), "another's is not");
         let three = [of(20.0, 0, 0), of(500.0, 0, 0), of(0.0, 0, 0)];
         assert_eq!(both(of(0.0, 8, 0), &three), [Some(2), Some(0)], "when one fails the next is asked");
         assert_eq!(both(of(0.0, 8, 0), &three[1..]), [Some(1), None], "unless that one has too much to do");

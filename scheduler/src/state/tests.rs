@@ -62,6 +62,7 @@ fn occupancy(engine: EngineId, step: u64) -> Occupancy {
         computed: StepLoad::default(),
         requests_begun: 0,
         is_stalled: false,
+        transfer_ms_per_token: 0.0,
     }
 }
 

@@ -220,6 +220,7 @@ impl Engine {
             computed: self.counters.computed,
             requests_begun: self.counters.requests_begun,
             is_stalled: false,
+            transfer_ms_per_token: 0.0,
         }
     }
 

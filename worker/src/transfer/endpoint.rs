@@ -1,10 +1,13 @@
 //! What both sides of transfers know of this worker.
 
+use std::sync::Arc;
+
 use contract::ids::EngineId;
 use contract::model::ModelIdentity;
 use kernels::memory::blocks::BlockMemory;
 
 use super::config::TransferConfig;
+use super::cost::MoveCost;
 use super::host::Host;
 use super::metrics::Metrics;
 use super::share::Share;
@@ -20,6 +23,7 @@ pub(crate) struct Endpoint {
     pub(super) config: TransferConfig,
     pub(super) host: Host,
     pub(super) throttle: Throttle,
+    pub(crate) cost: Arc<MoveCost>,
     pub(super) metrics: Metrics,
 }
 
@@ -34,6 +38,8 @@ impl Endpoint {
     ) -> Self {
         let throttle = Throttle::new(config.bytes_per_s_max);
         let metrics = Metrics::new(engine.worker.as_str());
-        Self { engine, identity, share, memory, config, host: Host::new(), throttle, metrics }
+        let layout = share.layout;
+        let cost = Arc::new(MoveCost::new(layout.block_bytes_total() / layout.block_size as usize));
+        Self { engine, identity, share, memory, config, host: Host::new(), throttle, cost, metrics }
     }
 }

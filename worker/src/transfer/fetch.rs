@@ -6,7 +6,6 @@ use std::ops::Range;
 use contract::error::RequestError;
 use contract::ids::BlockId;
 use daemon::clock;
-use kernels::memory::checksum::Checksum;
 use kernels::memory::runs::{RemoteRuns, Runs};
 use thiserror::Error;
 use tokio::task::yield_now;
@@ -16,8 +15,9 @@ use super::client::Connection;
 use super::endpoint::Endpoint;
 use super::frame::{Header, Kind};
 use super::link::LinkError;
-use super::means::{Means, Remote};
+use super::means::Means;
 use super::message::Message;
+use super::pull::pull;
 use super::receive::Received;
 use super::share::ShareMismatch;
 use super::{Order, Reservation, Way};
@@ -150,6 +150,7 @@ impl<'a> Fetch<'a> {
         let ended = loop {
             let heard_until = self.until.min(Instant::from_std(clock::now() + self.endpoint.config.silence()));
             let header = self.connection.link.read_header(heard_until).await?;
+            let began = clock::now();
             match header.kind {
                 Kind::Message => match self.connection.link.read_message(&header, self.until).await? {
                     Message::Working => continue,
@@ -162,6 +163,7 @@ impl<'a> Fetch<'a> {
                 Kind::Ready => self.ready(&header).await?,
                 Kind::InRing => self.in_ring(&header).await?,
             }
+            self.endpoint.cost.note(header.payload_bytes, clock::now() - began);
             // Other tasks of this thread have waited for a frame's copying.
             yield_now().await;
         };
@@ -204,7 +206,7 @@ impl<'a> Fetch<'a> {
         if self.remote.n_bytes() != self.runs.n_bytes() || link.is_closed() {
             return Err(LinkError::Closed.into());
         }
-        let sum = pull(remote, &self.runs, &self.remote).await.map_err(LinkError::from)?;
+        let sum = pull(remote.pid, &self.runs, &self.remote).await.map_err(LinkError::from)?;
         if link.is_closed() {
             return Err(LinkError::Closed.into());
         }
@@ -258,21 +260,6 @@ impl<'a> Fetch<'a> {
         self.endpoint.metrics.received(self.connection.means.way(), header.payload_bytes);
         Ok(())
     }
-}
-
-/// Copies from the peer's memory, and sums what came while it is in the cache.
-async fn pull(peer: &Remote, runs: &Runs, remote: &RemoteRuns) -> io::Result<u64> {
-    let (mut at, mut checksum) = (0, Checksum::new());
-    while at < runs.n_bytes() {
-        let n_bytes = runs.pull(peer.pid, remote, at)?;
-        if n_bytes == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        runs.sum(at, n_bytes, &mut checksum);
-        at += n_bytes;
-        yield_now().await;
-    }
-    Ok(checksum.value())
 }
 
 fn unexpected(what: String) -> FetchFailure {

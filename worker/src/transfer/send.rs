@@ -19,7 +19,7 @@ use super::frame::{Header, Kind};
 use super::link::{Link, LinkError};
 use super::message::Message;
 use super::ring::Ring;
-use super::{Order, Progress, Share, Ticket, Way};
+use super::{Order, Progress, Share, Ticket, Way, pull};
 
 /// Payload of a frame, unless a single block is larger: long enough that headers cost nothing, short enough that what
 /// was summed is still in the core's own cache when it is sent, and that a thread's other tasks do not wait long.
@@ -170,11 +170,12 @@ impl Sending<'_> {
         heads: &Range<u32>,
         runs: &mut Runs,
     ) -> Result<(), SendError> {
-        let Endpoint { share, engine, throttle, metrics, .. } = self.endpoint;
+        let Endpoint { share, engine, throttle, cost, metrics, .. } = self.endpoint;
         let (way, kind) = self.outlet.way_and_kind();
         let table = &table[blocks.start as usize..blocks.end as usize];
         let listed = share.list(heads, layer, table, runs);
         listed.map_err(|error| RequestError::Internal(format!("the engine's table is wrong: {error}")))?;
+        let began = clock::now();
         if let Some(passed_at) = throttle.passed_at(runs.n_bytes() as u64, clock::now()) {
             let passed_at = Instant::from_std(passed_at);
             if passed_at > self.until {
@@ -196,6 +197,7 @@ impl Sending<'_> {
             payload_sum,
         };
         self.out(&header, table, runs).await?;
+        cost.note(header.payload_bytes, clock::now() - began);
         metrics.sent(way, header.payload_bytes);
         // Other tasks of this thread have waited for a frame's copying.
         yield_now().await;
@@ -204,20 +206,25 @@ impl Sending<'_> {
 
     /// The checksum of blocks, which are in the ring then where there is one.
     async fn sum(&mut self, runs: &Runs) -> Result<u64, LinkError> {
-        if let Outlet::Ring(ring, room) = &mut self.outlet {
-            let n_bytes = u32::try_from(runs.n_bytes()).unwrap_or(u32::MAX);
-            return match timeout_at(self.until, room.acquire_many(n_bytes)).await {
-                Ok(Ok(permit)) => {
-                    permit.forget();
-                    Ok(ring.put(runs))
+        match &mut self.outlet {
+            Outlet::Tcp => {
+                let mut checksum = Checksum::new();
+                runs.sum(0, runs.n_bytes(), &mut checksum);
+                Ok(checksum.value())
+            }
+            Outlet::Pull => Ok(pull::sum_of(runs)),
+            Outlet::Ring(ring, room) => {
+                let n_bytes = u32::try_from(runs.n_bytes()).unwrap_or(u32::MAX);
+                match timeout_at(self.until, room.acquire_many(n_bytes)).await {
+                    Ok(Ok(permit)) => {
+                        permit.forget();
+                        Ok(ring.put(runs))
+                    }
+                    Ok(Err(_)) => Err(LinkError::Closed),
+                    Err(_) => Err(LinkError::Late),
                 }
-                Ok(Err(_)) => Err(LinkError::Closed),
-                Err(_) => Err(LinkError::Late),
-            };
+            }
         }
-        let mut checksum = Checksum::new();
-        runs.sum(0, runs.n_bytes(), &mut checksum);
-        Ok(checksum.value())
     }
 
     async fn out(&mut self, header: &Header, blocks: &[BlockId], runs: &Runs) -> Result<(), LinkError> {

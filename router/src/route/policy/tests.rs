@@ -46,6 +46,7 @@ fn with_situation<T>(rows: &[Row], change: impl Fn(&mut Situation<'_>), then: im
             blocks: None,
             cost: COST,
             step_tokens: 0,
+            transfer_ms_per_token: 0.0,
             n_recent: 0.0,
             backlog_ms: 0.0,
             tokens_cached,

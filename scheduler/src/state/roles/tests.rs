@@ -52,6 +52,7 @@ fn view(engine: EngineId, prefill_tokens: u64, decode_sequences: u64, requests_b
             computed: StepLoad { prefill_tokens, decode_sequences, ..StepLoad::default() },
             requests_begun,
             is_stalled: false,
+            transfer_ms_per_token: 0.0,
         }),
     }
 }

@@ -6,16 +6,16 @@ use daemon::clock;
 
 use super::super::TransferConfig;
 use super::super::Way;
-use super::pair::{Setup, WAYS, layout, order};
+use super::pair::{Setup, WAYS, layout, order, wide_layout};
 use super::random::Random;
 use super::source::Plan;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dropped_fetch_lets_go_of_both_sides_blocks() {
     let mut random = Random::seeded();
-    for way in WAYS {
+    for (way, layout) in WAYS.map(|way| (way, layout())).into_iter().chain([(Way::Pull, wide_layout())]) {
         let plan = Plan { chunk_tokens: 32, pause_us_max: 300, ..Plan::default() };
-        let pair = Setup { plan, ..Setup::new(layout(), way) }.start(&mut random).await;
+        let pair = Setup { plan, ..Setup::new(layout, way) }.start(&mut random).await;
         for _ in 0..10 {
             let order = order(500, 0, &mut random);
             let reservation = pair.reserve(&order);
@@ -25,6 +25,27 @@ async fn a_dropped_fetch_lets_go_of_both_sides_blocks() {
             pair.prefill_is_free().await;
             assert!(reservation.blocks.iter().all(|&block| pair.decode.is_untouched(block)), "{way:?}");
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_two_threads_pull_comes_whole_or_not_at_all() {
+    let mut random = Random::seeded();
+    let pair = Setup::new(wide_layout(), Way::Pull).start(&mut random).await;
+    for _ in 0..10 {
+        let order = order(501, 0, &mut random);
+        let (reservation, result) = pair.fetch(&order).await;
+        result.unwrap();
+        pair.check(&order, &reservation, 32);
+        pair.decode.wipe(&reservation.blocks);
+        // Dropped in the middle of a copy, more likely than not.
+        let reservation = pair.reserve(&order);
+        let patience = Duration::from_micros(random.range(500, 3_000).into());
+        let _ = tokio::time::timeout(patience, pair.client.fetch(&pair.peer, &order, &reservation)).await;
+        pair.decode.wipe(&reservation.blocks);
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        assert!(reservation.blocks.iter().all(|&block| pair.decode.is_untouched(block)), "nobody writes any more");
+        pair.prefill_is_free().await;
     }
 }
 

@@ -141,6 +141,11 @@ pub(super) fn layout() -> KvLayout {
     }
 }
 
+/// Of which a few blocks make a frame that two threads pull.
+pub(super) fn wide_layout() -> KvLayout {
+    KvLayout { kv_heads: 8, key_dim: 256, value_dim: 256, ..layout() }
+}
+
 pub(super) fn order(n_prompt: u32, first_block: u32, random: &mut Random) -> Order {
     Order {
         request: RequestId(random.next().into()),

@@ -1,0 +1,80 @@
+//! What it costs to move blocks from and to this worker, by what it saw of late.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use daemon::clock;
+
+/// After so long without a transfer what was seen counts half, so that a way that was slow is tried again.
+const HALF_LIFE: Duration = Duration::from_secs(30);
+/// What was seen before counts half after as many bytes, or after as long a time.
+const WINDOW: (u64, Duration) = (64 << 20, Duration::from_secs(2));
+
+/// Time that blocks take on their way, without what they wait for to be computed.
+#[derive(Debug, Default)]
+pub(crate) struct MoveCost {
+    token_bytes: usize,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Seen {
+    n_bytes: f64,
+    seconds: f64,
+    at: Option<Instant>,
+}
+
+impl MoveCost {
+    /// Nothing is known yet of tokens that have so many bytes.
+    pub(super) fn new(token_bytes: usize) -> Self {
+        Self { token_bytes, seen: Mutex::default() }
+    }
+
+    /// So many bytes took so long. One short lock.
+    pub(super) fn note(&self, n_bytes: u64, took: Duration) {
+        let mut seen = self.lock();
+        let (bytes_max, time_max) = WINDOW;
+        if seen.n_bytes > bytes_max as f64 || seen.seconds > time_max.as_secs_f64() {
+            (seen.n_bytes, seen.seconds) = (seen.n_bytes / 2.0, seen.seconds / 2.0);
+        }
+        seen.n_bytes += n_bytes as f64;
+        seen.seconds += took.as_secs_f64();
+        seen.at = Some(clock::now());
+    }
+
+    /// Milliseconds that a token takes; 0 where nothing is known.
+    pub(crate) fn ms_per_token(&self) -> f64 {
+        let seen = *self.lock();
+        let Some(at) = seen.at else { return 0.0 };
+        let age = clock::now().saturating_duration_since(at).as_secs_f64() / HALF_LIFE.as_secs_f64();
+        1e3 * self.token_bytes as f64 * seen.seconds / seen.n_bytes.max(1.0) * 0.5_f64.powf(age)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_way_that_becomes_slow_is_noticed_at_once_and_one_that_becomes_fast_soon() {
+        let cost = MoveCost::new(1 << 20);
+        assert!(cost.ms_per_token().abs() < f64::EPSILON, "nothing is known");
+        for _ in 0..100 {
+            cost.note(1 << 20, Duration::from_micros(500));
+        }
+        let fast = cost.ms_per_token();
+        assert!((fast - 0.5).abs() < 0.01, "{fast} ms");
+        cost.note(10_000, Duration::from_secs(3));
+        let slow = cost.ms_per_token();
+        assert!(slow > 20.0, "{slow} ms");
+        for _ in 0..1_000 {
+            cost.note(1 << 20, Duration::from_micros(500));
+        }
+        let fast = cost.ms_per_token();
+        assert!(fast < 1.0, "{fast} ms");
+    }
+}
