@@ -37,7 +37,7 @@ pub mod bound;
 pub(crate) mod dot;
 pub(crate) mod grouped;
 mod isa;
-mod lanes;
+pub(crate) mod lanes;
 mod packed_file;
 mod packing;
 pub(crate) mod panels;

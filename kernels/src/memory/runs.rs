@@ -9,6 +9,7 @@ use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use libc::{c_ulong, iovec};
 
+use crate::cpu::lanes::LINE;
 use crate::error::Result;
 use crate::memory::blocks::{BlockMemory, Region};
 use crate::memory::checksum::Checksum;
@@ -78,14 +79,22 @@ impl Runs {
     /// # Panics
     /// When the string is shorter.
     pub fn sum(&self, at: usize, n_bytes: usize, checksum: &mut Checksum) {
-        self.check(at, n_bytes);
-        pieces(&self.runs, at, n_bytes, |run| {
+        let mut add = |run: Run| {
             let source = std::ptr::with_exposed_provenance::<u8>(run.address);
             // SAFETY: a part of a run, which `push` checked; the pool is mapped while `memory` lives, and the blocks are
             // held or reserved by whoever moves them, so that nobody writes to them now.
             checksum.update(unsafe { std::slice::from_raw_parts(source, run.len) });
-            true
+        };
+        let mut last = None;
+        self.small_pieces(at, n_bytes, |run| {
+            ask_for(run);
+            if let Some(before) = last.replace(run) {
+                add(before);
+            }
         });
+        if let Some(last) = last {
+            add(last);
+        }
     }
 
     /// Sends what follows `at` in `head` and the runs after it to a socket, without waiting and without a signal.
@@ -237,6 +246,20 @@ fn vm_read(pid: u32, ours: &mut Parts, theirs: &mut Parts) -> io::Result<usize> 
     // SAFETY: what is written are parts of runs or of a borrowed slice; the system checks the other process's addresses.
     moved(unsafe { libc::process_vm_readv(pid, ours.as_mut_ptr(), n_ours, theirs.as_mut_ptr(), n_theirs, 0) })
 }
+
+/// Asks the second-level cache for a piece that is read next: sums go as fast as memory then, and not half as fast.
+#[cfg(target_arch = "x86_64")]
+fn ask_for(run: Run) {
+    use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+    for line in (0..run.len).step_by(LINE) {
+        let line = std::ptr::with_exposed_provenance::<i8>(run.address + line);
+        // SAFETY: SSE is part of x86-64, and a prefetch may name any address.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(line) };
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn ask_for(_run: Run) {}
 
 fn moved(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())

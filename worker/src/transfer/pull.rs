@@ -1,119 +1,143 @@
 //! Blocks out of another process's memory, by `process_vm_readv`: one copy, made by whoever wants them.
 //!
-//! The system copies page by page, and so at little more than half the speed of a plain copy. Long frames are therefore
-//! copied by two threads, each its half.
+//! The system looks up every page, and so one thread copies at little more than half the speed of a plain copy. Two share
+//! a long frame, piece by piece: the second takes what it can get, so that nobody waits for it to wake.
 
 use std::io;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kernels::memory::checksum::Checksum;
 use kernels::memory::runs::{RemoteRuns, Runs};
-use tokio::task::{JoinHandle, spawn_blocking, yield_now};
+use tokio::task::{spawn_blocking, yield_now};
 
-/// From so many bytes on a second thread is worth waking: it takes as long as to copy 256 KiB.
-const SHARED_BYTES_MIN: usize = 1 << 20;
+/// Bytes that a thread copies at once: they are summed in its second-level cache, and nobody waits long for the last.
+const PIECE_BYTES: usize = 128 << 10;
+/// Pieces from which on a second thread is worth waking, which takes as long as to copy one or two.
+const SHARED_PIECES_MIN: usize = 8;
 
-/// The checksum of blocks that are pulled: that of the checksums of both halves.
+/// The checksum of blocks that are pulled: that of the checksums of their pieces.
 pub(super) fn sum_of(runs: &Runs) -> u64 {
-    let of_half = |half: Range<usize>| {
+    let sum_of_piece = |piece: Range<usize>| {
         let mut checksum = Checksum::new();
-        runs.sum(half.start, half.len(), &mut checksum);
+        runs.sum(piece.start, piece.len(), &mut checksum);
         checksum.value()
     };
-    sum_of_halves(halves(runs.n_bytes()).map(of_half))
+    sum_of_sums((0..n_pieces(runs)).map(|index| sum_of_piece(piece(runs, index))))
 }
 
 /// Copies from the memory of process `pid` and returns [`sum_of`] what has come.
 ///
 /// Who drops this may let go of the blocks: no thread writes to them any more.
 pub(super) async fn pull(pid: u32, runs: &Runs, remote: &RemoteRuns) -> io::Result<u64> {
-    let [first, second] = halves(runs.n_bytes());
-    let other = (runs.n_bytes() >= SHARED_BYTES_MIN).then(|| Other::begin(pid, runs, remote, second.clone()));
-    let first = pull_half(pid, runs, remote, first).await?;
-    let second = match other {
-        Some(mut other) => (&mut other.copying).await.map_err(io::Error::other)??,
-        None => pull_half(pid, runs, remote, second).await?,
-    };
-    Ok(sum_of_halves([first, second]))
-}
-
-async fn pull_half(pid: u32, runs: &Runs, remote: &RemoteRuns, half: Range<usize>) -> io::Result<u64> {
-    let mut pulling = Pulling::new(half);
-    while pulling.next(pid, runs, remote)? {
+    let n_pieces = n_pieces(runs);
+    let shared = Arc::new(Shared {
+        pid,
+        runs: runs.clone(),
+        remote: remote.clone(),
+        next: AtomicUsize::new(0),
+        sums: (0..n_pieces).map(|_| AtomicU64::new(0)).collect(),
+        other: Mutex::new(Other { is_wanted: true, failed: None }),
+    });
+    let pulling = Pulling(Arc::clone(&shared));
+    if n_pieces >= SHARED_PIECES_MIN {
+        spawn_blocking(move || shared.help());
+    }
+    while pulling.0.pull_next()? {
         yield_now().await;
     }
-    Ok(pulling.checksum.value())
+    pulling.end()
 }
 
-/// A half that another thread copies; dropping it waits for the call that it is in, and there is no other.
+/// A frame that two threads copy; dropping it waits for the piece that the other one is at, after which there is none.
+struct Pulling(Arc<Shared>);
+
+struct Shared {
+    pid: u32,
+    runs: Runs,
+    remote: RemoteRuns,
+    /// Piece that nobody has taken yet.
+    next: AtomicUsize,
+    /// By piece.
+    sums: Box<[AtomicU64]>,
+    /// Locked while the other thread is at a piece.
+    other: Mutex<Other>,
+}
+
 struct Other {
-    /// Held over each call.
-    is_wanted: Arc<Mutex<bool>>,
-    copying: JoinHandle<io::Result<u64>>,
-}
-
-impl Other {
-    fn begin(pid: u32, runs: &Runs, remote: &RemoteRuns, half: Range<usize>) -> Self {
-        let is_wanted = Arc::new(Mutex::new(true));
-        let (wanted, runs, remote) = (Arc::clone(&is_wanted), runs.clone(), remote.clone());
-        let copying = spawn_blocking(move || {
-            let mut pulling = Pulling::new(half);
-            loop {
-                let is_wanted = lock(&wanted);
-                if !*is_wanted {
-                    return Err(io::ErrorKind::Interrupted.into());
-                }
-                if !pulling.next(pid, &runs, &remote)? {
-                    return Ok(pulling.checksum.value());
-                }
-            }
-        });
-        Self { is_wanted, copying }
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        *lock(&self.is_wanted) = false;
-    }
-}
-
-/// How far a half has come.
-struct Pulling {
-    left: Range<usize>,
-    checksum: Checksum,
+    is_wanted: bool,
+    failed: Option<io::Error>,
 }
 
 impl Pulling {
-    fn new(half: Range<usize>) -> Self {
-        Self { left: half, checksum: Checksum::new() }
+    /// Waits for the other thread, which has the last pieces that are not there yet.
+    fn end(self) -> io::Result<u64> {
+        if let Some(error) = self.0.other().failed.take() {
+            return Err(error);
+        }
+        Ok(sum_of_sums(self.0.sums.iter().map(|sum| sum.load(Ordering::Relaxed))))
+    }
+}
+
+impl Drop for Pulling {
+    fn drop(&mut self) {
+        self.0.other().is_wanted = false;
+    }
+}
+
+impl Shared {
+    /// What the second thread does.
+    fn help(&self) {
+        loop {
+            let mut other = self.other();
+            if !other.is_wanted {
+                return;
+            }
+            match self.pull_next() {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => {
+                    other.failed = Some(error);
+                    return;
+                }
+            }
+        }
     }
 
-    /// Copies a piece and sums it while it is in the cache; false when nothing is left.
-    fn next(&mut self, pid: u32, runs: &Runs, remote: &RemoteRuns) -> io::Result<bool> {
-        if self.left.is_empty() {
-            return Ok(false);
+    /// Copies a piece and sums it while it is in the cache; false when none is left.
+    fn pull_next(&self) -> io::Result<bool> {
+        let index = self.next.fetch_add(1, Ordering::Relaxed);
+        let Some(sum) = self.sums.get(index) else { return Ok(false) };
+        let (mut left, mut checksum) = (piece(&self.runs, index), Checksum::new());
+        while !left.is_empty() {
+            let n_bytes = self.runs.pull(self.pid, &self.remote, left.clone())?;
+            if n_bytes == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            self.runs.sum(left.start, n_bytes, &mut checksum);
+            left.start += n_bytes;
         }
-        let n_bytes = runs.pull(pid, remote, self.left.clone())?;
-        if n_bytes == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        runs.sum(self.left.start, n_bytes, &mut self.checksum);
-        self.left.start += n_bytes;
+        sum.store(checksum.value(), Ordering::Relaxed);
         Ok(true)
     }
+
+    fn other(&self) -> MutexGuard<'_, Other> {
+        self.other.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
-fn halves(n_bytes: usize) -> [Range<usize>; 2] {
-    let middle = n_bytes / 2;
-    [0..middle, middle..n_bytes]
+fn n_pieces(runs: &Runs) -> usize {
+    runs.n_bytes().div_ceil(PIECE_BYTES)
 }
 
-fn sum_of_halves(sums: [u64; 2]) -> u64 {
-    Checksum::of(sums.map(u64::to_le_bytes).as_flattened())
+fn piece(runs: &Runs, index: usize) -> Range<usize> {
+    let start = index * PIECE_BYTES;
+    start..runs.n_bytes().min(start + PIECE_BYTES)
 }
 
-fn lock(is_wanted: &Mutex<bool>) -> MutexGuard<'_, bool> {
-    is_wanted.lock().unwrap_or_else(PoisonError::into_inner)
+fn sum_of_sums(sums: impl Iterator<Item = u64>) -> u64 {
+    let mut checksum = Checksum::new();
+    sums.for_each(|sum| checksum.update(&sum.to_le_bytes()));
+    checksum.value()
 }

@@ -25,7 +25,7 @@ use super::{Order, Progress, Share, Ticket, Way, pull};
 /// was summed is still in the core's own cache when it is sent, and that a thread's other tasks do not wait long.
 const TCP_FRAME_BYTES: usize = 512 << 10;
 /// Nothing is copied here, but the peer may have to be woken for each frame, which takes as long as to copy 256 KiB.
-const PULL_FRAME_BYTES: usize = 4 << 20;
+const PULL_FRAME_BYTES: usize = 8 << 20;
 /// Some of these are in a ring, so that one can be put in while another is taken out.
 pub(super) const RING_FRAME_BYTES: usize = 512 << 10;
 
