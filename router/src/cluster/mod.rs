@@ -52,8 +52,10 @@ pub(crate) struct Engine {
     pub(crate) numerics: Fingerprint,
     /// Where its worker listens for transfers; empty where it takes no part in them.
     pub(crate) transfer_address: String,
-    /// Shared by all engines of one worker.
+    /// It is about to leave, as others say. Shared by all engines of one worker.
     draining: Arc<AtomicBool>,
+    /// It is about to leave, as it says itself.
+    leaves: AtomicBool,
     /// It computes prompts for others now, of whom some take what decodes here.
     hands_over: AtomicBool,
 }
@@ -62,6 +64,16 @@ impl Engine {
     /// Whether what decodes there is better off elsewhere, since it computes prompts for others.
     pub(crate) fn hands_over(&self) -> bool {
         self.hands_over.load(Ordering::Relaxed)
+    }
+
+    /// It refused or ended a call because it leaves, which no life of a worker takes back.
+    pub(crate) fn says_it_leaves(&self) {
+        self.leaves.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it takes nothing any more, and lends what it has cached until it goes.
+    fn is_leaving(&self) -> bool {
+        self.draining.load(Ordering::Relaxed) || self.leaves.load(Ordering::Relaxed)
     }
 }
 
@@ -104,7 +116,7 @@ pub(crate) struct Resumed<'a> {
 /// Where a request was placed.
 pub(crate) struct Placement {
     pub(crate) engine: Arc<Engine>,
-    /// Who computes the prompt, if others do, in the order in which they are asked.
+    /// Who has the prompt cached and leaves, or computes it, if others do, in the order in which they are asked.
     pub(crate) prefill_on: Vec<PrefillPeer>,
     pub(crate) flight: Flight,
 }
@@ -139,7 +151,9 @@ impl Cluster {
     pub(crate) fn place_again(self: &Arc<Self>, resumed: &Resumed<'_>) -> Option<Placement> {
         let &Resumed { question, request, blocks, tried, numerics } = resumed;
         let n_tokens = request.prompt.len() + request.generated.len();
-        let fits = |engine: &&Arc<Engine>| n_tokens < engine.context_length as usize && !tried.contains(&engine.id);
+        let takes = |engine: &Engine| n_tokens < engine.context_length as usize && !tried.contains(&engine.id);
+        // Nothing is placed on an engine that leaves.
+        let fits = |engine: &&Arc<Engine>| engine.is_leaving() || takes(engine);
         let ready = self.ready.load();
         let usable: Vec<&Arc<Engine>> = ready.iter().filter(fits).collect();
         let says_the_same = |engine: &&Arc<Engine>| numerics.is_none_or(|numerics| engine.numerics == numerics);
@@ -190,7 +204,7 @@ impl Cluster {
         let view = self.view.load();
         let targets: Vec<Target<'_>> = engines.iter().map(|engine| target(engine, &view, backlog)).collect();
         let (now, random) = (daemon::clock::now(), daemon::random::u64());
-        let Placed { index, decision, key, work, prefill, instead } =
+        let Placed { index, decision, key, work, prefill, instead, lender } =
             self.placer.place(&targets, prompt, patience, now, random)?;
         let (chosen, computes) = (decision.chosen(), decision.computes());
         let reason = decision.reason.name();
@@ -203,7 +217,8 @@ impl Cluster {
         span.record(attribute::ROUTE_PREDICTED_MS, computes.prediction.first_token_ms);
         self.metrics.placed(decision.reason, patience == Patience::None);
         self.decisions.put(request, key, decision, now);
-        let peers = prefill.as_ref().map(|prefill| prefill.index).into_iter().chain(instead);
+        let computing = prefill.as_ref().map(|prefill| prefill.index).into_iter().chain(instead);
+        let peers = lender.into_iter().chain(computing);
         let peer =
             |engine: &Engine| PrefillPeer { engine: engine.id.clone(), address: engine.transfer_address.clone() };
         Ok(Placement {
@@ -368,7 +383,9 @@ fn target<'a>(engine: &'a Engine, view: &'a HashMap<EngineId, EngineView>, backl
     Target {
         engine: &engine.id,
         occupancy: viewed.and_then(|view| view.occupancy.as_ref()),
-        draining: viewed.is_some_and(|view| view.draining.is_some()) || engine.draining.load(Ordering::Relaxed),
+        draining: viewed.is_some_and(|view| view.draining.is_some()) || engine.is_leaving(),
+        lends: engine.is_leaving() && !engine.transfer_address.is_empty() && !viewed.is_some_and(is_wish),
+        numerics: engine.numerics,
         role: role(engine, viewed),
         backlog_ms: backlog.get(&engine.id).copied().unwrap_or(0.0),
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use contract::hash::HashKey;
+use contract::hash::{BlockHash, HashKey, PrefixScope};
 use contract::ids::Incarnation;
 use contract::model::{Fingerprint, ModelIdentity};
 use contract::view::{Member, MemberKind};
@@ -149,6 +149,12 @@ impl Place {
     pub async fn leave(&mut self, index: usize) {
         self.forget(index).await;
         self.workers[index].kill();
+    }
+
+    /// Hashes of a prompt's full blocks.
+    pub fn hashes(&self, prompt: &[u32]) -> Vec<BlockHash> {
+        let scope = PrefixScope::new(self.identity.model, "", "");
+        scope.hash_blocks(&HashKey(KEY), prompt, self.identity.block_size as usize)
     }
 
     pub async fn until_ready(&self, n_workers: usize) {
