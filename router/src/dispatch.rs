@@ -105,7 +105,7 @@ impl Dispatch {
             };
             call.flight.failed(&error);
             if matches!(error, RequestError::ShuttingDown(_)) {
-                call.engine.says_it_leaves();
+                self.cluster.leaves(&call.engine);
             }
             if let Some(end) = self.judge(error, call.engine.id.clone()) {
                 self.end();

@@ -129,6 +129,7 @@ async fn link(
         transfer_address: transfer_address.clone(),
         draining: Arc::clone(&peer.draining),
         leaves: AtomicBool::new(false),
+        is_emptied: AtomicBool::new(false),
         hands_over: AtomicBool::new(false),
     };
     linked.engines = ids.into_iter().map(|id| Arc::new(engine(id))).collect();

@@ -2,6 +2,7 @@
 
 mod elsewhere;
 mod flight;
+mod hot;
 mod leader;
 mod ledger;
 mod link;
@@ -37,6 +38,7 @@ use crate::route::placer::{Decision, NotPlaced, Patience, Placed, Placer, Prompt
 
 pub(crate) use elsewhere::{Demands, Elsewhere};
 pub(crate) use flight::Flight;
+use hot::HotPrompts;
 use ledger::SharedLedger;
 use search::Search;
 pub(crate) use supervise::supervise;
@@ -56,6 +58,8 @@ pub(crate) struct Engine {
     draining: Arc<AtomicBool>,
     /// It is about to leave, as it says itself.
     leaves: AtomicBool,
+    /// What it alone has cached of the last prompts has been moved, or is being moved.
+    is_emptied: AtomicBool,
     /// It computes prompts for others now, of whom some take what decodes here.
     hands_over: AtomicBool,
 }
@@ -64,11 +68,6 @@ impl Engine {
     /// Whether what decodes there is better off elsewhere, since it computes prompts for others.
     pub(crate) fn hands_over(&self) -> bool {
         self.hands_over.load(Ordering::Relaxed)
-    }
-
-    /// It refused or ended a call because it leaves, which no life of a worker takes back.
-    pub(crate) fn says_it_leaves(&self) {
-        self.leaves.store(true, Ordering::Relaxed);
     }
 
     /// Whether it takes nothing any more, and lends what it has cached until it goes.
@@ -85,6 +84,9 @@ pub(crate) struct Cluster {
     pub(crate) decisions: Decisions,
     /// Told when an engine may have room that had none.
     pub(crate) room: Notify,
+    /// Told when an engine begins to leave.
+    leaving: Notify,
+    hot: HotPrompts,
     /// Routers that are registered, this one included.
     pub(crate) n_routers: watch::Sender<u32>,
     /// What others serve and are asked for.
@@ -135,6 +137,8 @@ impl Cluster {
             metrics,
             decisions: Decisions::default(),
             room: Notify::new(),
+            leaving: Notify::new(),
+            hot: HotPrompts::default(),
             n_routers: watch::Sender::new(1),
             elsewhere: Elsewhere::default(),
             placer,
@@ -144,6 +148,17 @@ impl Cluster {
             changed: watch::Sender::new(0),
             search: Mutex::default(),
         }
+    }
+
+    /// An engine refused or ended a call because it leaves, which no life of a worker takes back.
+    pub(crate) fn leaves(&self, engine: &Engine) {
+        engine.leaves.store(true, Ordering::Relaxed);
+        self.leaving.notify_one();
+    }
+
+    /// Keeps a prompt that was placed for when the engine leaves that has it cached.
+    pub(crate) fn remember(&self, request: &GenerateRequest, blocks: &Arc<PromptBlocks>) {
+        self.hot.put(request, blocks);
     }
 
     /// Chooses another engine, one that says the same tokens where there is any, and promises it the blocks; none when no

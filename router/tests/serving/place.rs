@@ -71,6 +71,20 @@ fn identity() -> ModelIdentity {
     }
 }
 
+fn member(worker: &Fake, draining: bool) -> Member {
+    Member {
+        kind: MemberKind::Worker,
+        id: worker.id.clone(),
+        incarnation: Incarnation(worker.incarnation),
+        address: worker.address.to_string(),
+        n_data_ranks: 1,
+        identity: Some(worker.identity.clone()),
+        draining,
+        role: None,
+        epoch: 0,
+    }
+}
+
 impl Place {
     pub async fn start(n_workers: usize) -> Self {
         Self::start_with(n_workers, |_| ()).await
@@ -124,20 +138,15 @@ impl Place {
 
     pub async fn join_as(&mut self, identity: &ModelIdentity) -> usize {
         let worker = Fake::start(&format!("worker-{}", self.workers.len()), identity, &self.tasks).await;
-        let member = Member {
-            kind: MemberKind::Worker,
-            id: worker.id.clone(),
-            incarnation: Incarnation(worker.incarnation),
-            address: worker.address.to_string(),
-            n_data_ranks: 1,
-            identity: Some(worker.identity.clone()),
-            draining: false,
-            role: None,
-            epoch: 0,
-        };
+        let member = member(&worker, false);
         self.leases.push(self.membership.register(member, Duration::from_secs(2)).await.unwrap());
         self.workers.push(worker);
         self.workers.len() - 1
+    }
+
+    /// Lets a worker say that it leaves, while it serves on.
+    pub fn drain(&self, index: usize) {
+        self.leases[index].update(member(&self.workers[index], true)).unwrap();
     }
 
     /// Lets a worker's lease go, while the worker itself lives.
