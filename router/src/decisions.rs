@@ -135,6 +135,7 @@ mod tests {
             chosen,
             prefill: None,
             instead: None,
+            lender: None,
             reason: Reason::Load,
         }
     }

@@ -104,6 +104,9 @@ impl Dispatch {
                 return Some(Err(error));
             };
             call.flight.failed(&error);
+            if matches!(error, RequestError::ShuttingDown(_)) {
+                self.cluster.leaves(&call.engine);
+            }
             if let Some(end) = self.judge(error, call.engine.id.clone()) {
                 self.end();
                 return Some(end);

@@ -1,6 +1,7 @@
 //! A cluster of separate processes, over loopback or a switch: etcd, schedulers, routers, workers.
 
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -228,6 +229,20 @@ impl Cluster {
         let process = Process::tessera_on(&self.plan.host(id), id, &["router"], Some(&config));
         let (http, grpc) = (process.address("http"), process.address("grpc"));
         Router { process, http, grpc }
+    }
+
+    /// Sends a worker away by the command, and waits for it to say that it is done.
+    pub fn drain(&self, worker: &str, more: &[&str]) -> Process {
+        let mut draining = self.begin_drain(worker, more);
+        assert!(draining.ended(START).success(), "{}", draining.errors());
+        draining
+    }
+
+    /// Sends a worker away by the command.
+    pub fn begin_drain(&self, worker: &str, more: &[&str]) -> Process {
+        let mut command = Command::new(place::tessera());
+        command.args(["drain", worker, "--scheduler", &self.scheduler.address("grpc")]).args(more);
+        Process::start("drain", command)
     }
 
     /// Waits until every router would place on `n` workers.

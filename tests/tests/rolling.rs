@@ -8,7 +8,6 @@
     reason = "tests: a failed step panics, and real time is what they measure"
 )]
 
-use std::process::Command;
 use std::time::Duration;
 
 use serde_json::json;
@@ -16,7 +15,6 @@ use tests::answer::Answer;
 use tests::client::{self, EventStream};
 use tests::cluster::{Cluster, Plan, START, SWIFT};
 use tests::load::{self, Load, ask};
-use tests::process::Process;
 use tests::{place, seed, wait};
 
 /// Time between two requests: 50 streams a second.
@@ -24,15 +22,6 @@ const EVERY: Duration = Duration::from_millis(20);
 /// The same where tokens are computed: 3 streams a second.
 const EVERY_COMPUTED: Duration = Duration::from_millis(333);
 const SMOLLM2: &str = "smollm2";
-
-/// Sends a worker away by the command, and waits for it to say that it is done.
-fn drain(cluster: &Cluster, worker: &str, more: &[&str]) -> Process {
-    let mut command = Command::new(place::tessera());
-    command.args(["drain", worker, "--scheduler", &cluster.scheduler.address("grpc")]).args(more);
-    let mut draining = Process::start("drain", command);
-    assert!(draining.ended(START).success(), "{}", draining.errors());
-    draining
-}
 
 /// Restarts the worker that has run longest, while it runs a request.
 async fn restart_worker(cluster: &mut Cluster, round: usize) {
@@ -44,8 +33,8 @@ async fn restart_worker(cluster: &mut Cluster, round: usize) {
     .await;
     match round % 3 {
         0 => before.process.terminate(),
-        1 => drop(drain(cluster, &before.id, &["--now"])),
-        _ => drop(drain(cluster, &before.id, &["--grace", "300ms"])),
+        1 => drop(cluster.drain(&before.id, &["--now"])),
+        _ => drop(cluster.drain(&before.id, &["--grace", "300ms"])),
     }
     assert!(before.process.ended(START).success(), "{}", before.process.errors());
     let after = cluster.start_worker_at(&before.id, &before.address);
@@ -148,7 +137,7 @@ async fn what_runs_at_the_end_of_a_workers_grace_goes_on_elsewhere() {
         if way == "signal" {
             leaving.process.terminate();
         } else {
-            let draining = drain(&cluster, &leaving.id, &[]);
+            let draining = cluster.drain(&leaving.id, &[]);
             assert!(draining.errors().contains("4 requests left\n0 requests left\n"), "{}", draining.errors());
         }
         let answer = asked.await.unwrap();
@@ -173,7 +162,7 @@ async fn the_life_that_lives_is_sent_away_though_a_dead_one_is_known_whose_addre
     cluster.workers.push(other);
     // One of them is the new life.
     cluster.wait_for_workers(2).await;
-    let draining = drain(&cluster, &dead.id, &["--now"]);
+    let draining = cluster.drain(&dead.id, &["--now"]);
     assert!(draining.errors().contains(&format!("passes over a life of {} at {}", dead.id, dead.address)));
     assert!(after.process.ended(START).success(), "{}", after.process.errors());
     cluster.wait_for_workers(1).await;

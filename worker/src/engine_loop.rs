@@ -132,6 +132,7 @@ impl EngineLoop {
                     let _ = reply.send(self.kv.view(&mut self.engine));
                 }
                 Event::Drain(error) => self.draining = Some(error),
+                Event::HandOver(error) => self.hand_over(error),
                 // What came after it is told why, too.
                 Event::Stop(error) => {
                     self.inbox.close(error.clone());
@@ -170,18 +171,32 @@ impl EngineLoop {
         }
     }
 
-    /// Queues a prompt for another worker.
+    /// Queues a prompt for another worker; an engine that leaves lends what is cached of it.
     fn lend(&mut self, lend: LendRequest) {
         let LendRequest { request, progress } = lend;
         let id = request.id;
-        let queued = match &self.draining {
-            Some(error) => Err(error.clone()),
-            None => self.engine.submit_prefill(request, self.now()),
+        let error = match &self.draining {
+            Some(error) => match self.engine.lend_cached(request) {
+                Some(hold) => return self.lendings.begin_cached(id, hold, progress, error),
+                None => error.clone(),
+            },
+            None => match self.engine.submit_prefill(request, self.now()) {
+                Ok(key) => return self.lendings.begin(id, key, progress),
+                Err(error) => error,
+            },
         };
-        match queued {
-            Ok(key) => self.lendings.begin(id, key, progress),
-            Err(error) => progress.send_modify(|progress| progress.failed = Some(error)),
+        progress.send_modify(|progress| progress.failed = Some(error));
+    }
+
+    /// Ends all requests, and all that is computed for others; what is cached of both is lent.
+    fn hand_over(&mut self, error: RequestError) {
+        for (id, live) in self.live.drain() {
+            self.engine.abort(id);
+            self.metrics.aborted(&error);
+            live.writer.fail(error.clone());
         }
+        self.lendings.cut(&mut self.engine, &error);
+        self.draining = Some(error);
     }
 
     /// Has blocks filled whose prompt is computed elsewhere.

@@ -44,6 +44,8 @@ pub(crate) enum Event {
     WatchKv(oneshot::Sender<KvView>),
     /// No request is to be taken any more; those there are go on.
     Drain(RequestError),
+    /// No request is to be taken any more, and those there are end with this error; what is cached is lent.
+    HandOver(RequestError),
     /// All requests end with this error, then the thread.
     Stop(RequestError),
 }

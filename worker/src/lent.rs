@@ -4,11 +4,13 @@
 //! has gone. A worker that gets a prompt lends the blocks to be filled, and hears once how much of it is there.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use contract::ids::RequestId;
 use contract::request::GenerateRequest;
 use engine::{Hold, SequenceKey};
 use tokio::sync::{oneshot, watch};
+use tokio::time::timeout;
 
 use crate::inbox::{Event, Inbox};
 use crate::transfer::Progress;
@@ -26,12 +28,48 @@ pub(crate) struct LendingGuard {
     pub(crate) inbox: Inbox,
     /// What the prompt is computed as.
     pub(crate) request: RequestId,
+    #[expect(dead_code, reason = "to be dropped is its use")]
+    pub(crate) reading: Reading,
 }
 
 impl Drop for LendingGuard {
     fn drop(&mut self) {
         // A closed inbox has ended everything.
         let _ = self.inbox.push(Event::EndLending(self.request));
+    }
+}
+
+/// Who reads what an engine lends; clones are the same.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Readers(Arc<watch::Sender<usize>>);
+
+/// One reader, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Reading(Readers);
+
+impl Readers {
+    /// Counts one more.
+    pub(crate) fn enter(&self) -> Reading {
+        self.0.send_modify(|n| *n += 1);
+        Reading(self.clone())
+    }
+
+    /// Returns when nobody has read for `pause`.
+    pub(crate) async fn gone(&self, pause: Duration) {
+        let mut readers = self.0.subscribe();
+        loop {
+            // The sender lives as long as this.
+            let _ = readers.wait_for(|&n| n == 0).await;
+            if timeout(pause, readers.changed()).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Reading {
+    fn drop(&mut self) {
+        self.0.0.send_modify(|n| *n -= 1);
     }
 }
 
@@ -118,5 +156,23 @@ impl Layers {
 
     fn lock(&self) -> MutexGuard<'_, Vec<Watched>> {
         self.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn readers_are_gone_when_the_last_has_been_for_a_while() {
+        let readers = Readers::default();
+        let (first, last) = (readers.enter(), readers.enter());
+        drop(first);
+        assert!(readers.gone(Duration::ZERO).now_or_never().is_none(), "one still reads");
+        drop(last);
+        assert!(readers.gone(Duration::from_secs(60)).now_or_never().is_none(), "another may come");
+        readers.gone(Duration::ZERO).await;
     }
 }

@@ -14,7 +14,7 @@ use daemon::task::Tasks;
 use membership::Lease;
 
 use crate::config::Config;
-use crate::departure::Departure;
+use crate::departure::{Departure, Signals};
 use crate::engine_loop::{self, Bounds, EngineFailure, EngineHandle, EngineThread};
 use crate::error::Error;
 use crate::load::{Loaded, load};
@@ -63,9 +63,11 @@ pub(crate) async fn serve(
     let (handle, thread) = started.map_err(Error::Thread)?;
     // Whatever ends this function stops the engine and every task.
     let (stop, stopping) = shutdown.part();
-    let guard = StopOnDrop { handle: handle.clone(), stop };
+    // A worker that leaves still lends what is cached.
+    let (part, parting) = Shutdown::pair();
+    let guard = StopOnDrop { handle: handle.clone(), stop, part };
     let (transfer_address, move_cost) = (transfers.address.clone(), transfers.cost());
-    transfers.serve(&handle, &tasks, &stopping);
+    transfers.serve(&handle, &tasks, &parting);
     let address = listener.local_addr();
     let member = member(&config, incarnation, address, &identity);
     let pace = Pace { interval: Duration::from_millis(config.report_interval_ms), heartbeat: config.heartbeat() };
@@ -85,14 +87,15 @@ pub(crate) async fn serve(
         snapshot_blocks_max: config.kv_snapshot_blocks_max,
         departure: departure.clone(),
         grace,
-        shutdown: stopping.clone(),
+        shutdown: parting,
     };
+    let is_read = !service.transfer_address.is_empty();
     let server = server(&config, service, &readiness);
     let lease = membership.register(member.clone(), config.membership.ttl()).await?;
     readiness.set(true, "");
     config.announce.listening("grpc", address);
     let writing = unwritten.map(|unwritten| unwritten.write(&tasks));
-    let replica = Replica { handle, thread, lease, member, readiness, departure, grace };
+    let replica = Replica { handle, thread, lease, member, readiness, departure, grace, is_read };
     let (server_ends, server_ended) = Shutdown::pair();
     let serving = async {
         let served = server.serve(listener, stopping.clone()).await;
@@ -156,6 +159,8 @@ struct Replica {
     departure: Departure,
     /// What requests have to end by themselves after a signal.
     grace: Duration,
+    /// Others can read what is cached.
+    is_read: bool,
 }
 
 impl Replica {
@@ -181,10 +186,12 @@ impl Replica {
             tracing::warn!(%error, "cannot tell the cluster that the worker drains");
         }
         if failure.is_some() {
+            guard.part.fire();
             guard.stop.fire();
         } else {
-            let signals = (&guard.stop, stopping);
-            self.departure.see_through(&self.handle, signals, self.grace, server_ended).await;
+            let (StopOnDrop { stop, part, .. }, is_read) = (guard, self.is_read);
+            let signals = Signals { stopping, server_ended, stop, part, is_read };
+            self.departure.see_through(&self.handle, &signals, self.grace).await;
         }
         (self.thread, self.lease, failure)
     }
@@ -205,15 +212,19 @@ async fn join_engine(mut thread: EngineThread, failure: Option<EngineFailure>) -
     }
 }
 
-/// Stops the engine and what watches `stop`, however the worker ends.
+/// Stops the engine and what watches either trigger, however the worker ends.
 struct StopOnDrop {
     handle: EngineHandle,
+    /// Ends the server.
     stop: Trigger,
+    /// Ends what tells others of the cache, and what they read it by.
+    part: Trigger,
 }
 
 impl Drop for StopOnDrop {
     fn drop(&mut self) {
         self.handle.stop(RequestError::ShuttingDown("the worker".to_owned()));
+        self.part.fire();
         self.stop.fire();
     }
 }

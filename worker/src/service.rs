@@ -43,7 +43,7 @@ pub(crate) struct Service {
     pub(crate) departure: Departure,
     /// What requests have to end by themselves when whoever sends the worker away does not say.
     pub(crate) grace: Duration,
-    /// Ends KV watches, and exchanges on which no call runs.
+    /// Ends KV watches, and exchanges on which no call runs, once the worker lends no more.
     pub(crate) shutdown: Shutdown,
 }
 

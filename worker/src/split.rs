@@ -22,6 +22,7 @@ use crate::lent::{Fetch, Filling, Lending};
 use crate::transfer::client::Client;
 use crate::transfer::cost::MoveCost;
 use crate::transfer::endpoint::Endpoint;
+use crate::transfer::fetch::FetchFailure;
 use crate::transfer::listen::listen;
 use crate::transfer::{Order, Peer, PrefillSource, Reservation, Share, Ticket};
 
@@ -158,8 +159,13 @@ async fn fill(client: Arc<Client>, filling: Filling, bounds: FetchBounds) {
             break;
         };
         n_blocks += error.blocks_complete as usize;
-        tracing::warn!(request = %order.request, peer = %peer.engine, n_blocks = error.blocks_complete,
-            error = %error.reason, "a prompt did not come as a whole");
+        let n_blocks = error.blocks_complete;
+        if matches!(error.reason, FetchFailure::Refused(RequestError::ShuttingDown(_))) {
+            tracing::debug!(request = %order.request, peer = %peer.engine, n_blocks, "a worker that leaves sent what it had");
+            continue;
+        }
+        tracing::warn!(request = %order.request, peer = %peer.engine, n_blocks, error = %error.reason,
+            "a prompt did not come as a whole");
     }
     filled.n_tokens = hold.n_filled(n_blocks, block_size);
 }

@@ -7,6 +7,7 @@ mod fake;
 mod generate;
 mod harness;
 mod kv;
+mod leaving;
 mod model;
 mod packed;
 mod sim;

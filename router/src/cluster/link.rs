@@ -128,6 +128,8 @@ async fn link(
         numerics: identity.numerics,
         transfer_address: transfer_address.clone(),
         draining: Arc::clone(&peer.draining),
+        leaves: AtomicBool::new(false),
+        is_emptied: AtomicBool::new(false),
         hands_over: AtomicBool::new(false),
     };
     linked.engines = ids.into_iter().map(|id| Arc::new(engine(id))).collect();

@@ -2,6 +2,7 @@
 
 mod elsewhere;
 mod flight;
+mod hot;
 mod leader;
 mod ledger;
 mod link;
@@ -37,6 +38,7 @@ use crate::route::placer::{Decision, NotPlaced, Patience, Placed, Placer, Prompt
 
 pub(crate) use elsewhere::{Demands, Elsewhere};
 pub(crate) use flight::Flight;
+use hot::HotPrompts;
 use ledger::SharedLedger;
 use search::Search;
 pub(crate) use supervise::supervise;
@@ -52,8 +54,12 @@ pub(crate) struct Engine {
     pub(crate) numerics: Fingerprint,
     /// Where its worker listens for transfers; empty where it takes no part in them.
     pub(crate) transfer_address: String,
-    /// Shared by all engines of one worker.
+    /// It is about to leave, as others say. Shared by all engines of one worker.
     draining: Arc<AtomicBool>,
+    /// It is about to leave, as it says itself.
+    leaves: AtomicBool,
+    /// What it alone has cached of the last prompts has been moved, or is being moved.
+    is_emptied: AtomicBool,
     /// It computes prompts for others now, of whom some take what decodes here.
     hands_over: AtomicBool,
 }
@@ -62,6 +68,11 @@ impl Engine {
     /// Whether what decodes there is better off elsewhere, since it computes prompts for others.
     pub(crate) fn hands_over(&self) -> bool {
         self.hands_over.load(Ordering::Relaxed)
+    }
+
+    /// Whether it takes nothing any more, and lends what it has cached until it goes.
+    fn is_leaving(&self) -> bool {
+        self.draining.load(Ordering::Relaxed) || self.leaves.load(Ordering::Relaxed)
     }
 }
 
@@ -73,6 +84,9 @@ pub(crate) struct Cluster {
     pub(crate) decisions: Decisions,
     /// Told when an engine may have room that had none.
     pub(crate) room: Notify,
+    /// Told when an engine begins to leave.
+    leaving: Notify,
+    hot: HotPrompts,
     /// Routers that are registered, this one included.
     pub(crate) n_routers: watch::Sender<u32>,
     /// What others serve and are asked for.
@@ -104,7 +118,7 @@ pub(crate) struct Resumed<'a> {
 /// Where a request was placed.
 pub(crate) struct Placement {
     pub(crate) engine: Arc<Engine>,
-    /// Who computes the prompt, if others do, in the order in which they are asked.
+    /// Who has the prompt cached and leaves, or computes it, if others do, in the order in which they are asked.
     pub(crate) prefill_on: Vec<PrefillPeer>,
     pub(crate) flight: Flight,
 }
@@ -123,6 +137,8 @@ impl Cluster {
             metrics,
             decisions: Decisions::default(),
             room: Notify::new(),
+            leaving: Notify::new(),
+            hot: HotPrompts::default(),
             n_routers: watch::Sender::new(1),
             elsewhere: Elsewhere::default(),
             placer,
@@ -134,12 +150,25 @@ impl Cluster {
         }
     }
 
+    /// An engine refused or ended a call because it leaves, which no life of a worker takes back.
+    pub(crate) fn leaves(&self, engine: &Engine) {
+        engine.leaves.store(true, Ordering::Relaxed);
+        self.leaving.notify_one();
+    }
+
+    /// Keeps a prompt that was placed for when the engine leaves that has it cached.
+    pub(crate) fn remember(&self, request: &GenerateRequest, blocks: &Arc<PromptBlocks>) {
+        self.hot.put(request, blocks);
+    }
+
     /// Chooses another engine, one that says the same tokens where there is any, and promises it the blocks; none when no
     /// engine is left.
     pub(crate) fn place_again(self: &Arc<Self>, resumed: &Resumed<'_>) -> Option<Placement> {
         let &Resumed { question, request, blocks, tried, numerics } = resumed;
         let n_tokens = request.prompt.len() + request.generated.len();
-        let fits = |engine: &&Arc<Engine>| n_tokens < engine.context_length as usize && !tried.contains(&engine.id);
+        let takes = |engine: &Engine| n_tokens < engine.context_length as usize && !tried.contains(&engine.id);
+        // Nothing is placed on an engine that leaves.
+        let fits = |engine: &&Arc<Engine>| engine.is_leaving() || takes(engine);
         let ready = self.ready.load();
         let usable: Vec<&Arc<Engine>> = ready.iter().filter(fits).collect();
         let says_the_same = |engine: &&Arc<Engine>| numerics.is_none_or(|numerics| engine.numerics == numerics);
@@ -190,7 +219,7 @@ impl Cluster {
         let view = self.view.load();
         let targets: Vec<Target<'_>> = engines.iter().map(|engine| target(engine, &view, backlog)).collect();
         let (now, random) = (daemon::clock::now(), daemon::random::u64());
-        let Placed { index, decision, key, work, prefill, instead } =
+        let Placed { index, decision, key, work, prefill, instead, lender } =
             self.placer.place(&targets, prompt, patience, now, random)?;
         let (chosen, computes) = (decision.chosen(), decision.computes());
         let reason = decision.reason.name();
@@ -203,7 +232,8 @@ impl Cluster {
         span.record(attribute::ROUTE_PREDICTED_MS, computes.prediction.first_token_ms);
         self.metrics.placed(decision.reason, patience == Patience::None);
         self.decisions.put(request, key, decision, now);
-        let peers = prefill.as_ref().map(|prefill| prefill.index).into_iter().chain(instead);
+        let computing = prefill.as_ref().map(|prefill| prefill.index).into_iter().chain(instead);
+        let peers = lender.into_iter().chain(computing);
         let peer =
             |engine: &Engine| PrefillPeer { engine: engine.id.clone(), address: engine.transfer_address.clone() };
         Ok(Placement {
@@ -368,7 +398,9 @@ fn target<'a>(engine: &'a Engine, view: &'a HashMap<EngineId, EngineView>, backl
     Target {
         engine: &engine.id,
         occupancy: viewed.and_then(|view| view.occupancy.as_ref()),
-        draining: viewed.is_some_and(|view| view.draining.is_some()) || engine.draining.load(Ordering::Relaxed),
+        draining: viewed.is_some_and(|view| view.draining.is_some()) || engine.is_leaving(),
+        lends: engine.is_leaving() && !engine.transfer_address.is_empty() && !viewed.is_some_and(is_wish),
+        numerics: engine.numerics,
         role: role(engine, viewed),
         backlog_ms: backlog.get(&engine.id).copied().unwrap_or(0.0),
     }

@@ -19,7 +19,7 @@ use tonic::transport::Channel;
 
 use super::leader::Leader;
 use super::link::{self, Peer};
-use super::{Cluster, ledger};
+use super::{Cluster, hot, ledger};
 
 /// Views and membership events that wait to be looked at.
 const N_NEWS_MAX: usize = 64;
@@ -73,6 +73,8 @@ pub(crate) fn supervise(
     }
     let forgetting = Arc::clone(cluster);
     until(tasks, "load ledger grace", shutdown, async move { ledger::forget_lost(&forgetting).await });
+    let emptying = Arc::clone(cluster);
+    until(tasks, "prompts of leaving engines", shutdown, async move { hot::keep(emptying).await });
     until(tasks, "membership watch", shutdown, async move {
         while let Some(event) = members.next().await {
             if sender.send(News::Members(event)).await.is_err() {
@@ -236,7 +238,9 @@ impl Supervisor {
         });
         for (life, known) in wanted {
             if let Some(link) = self.links.get(&life) {
-                link.draining.store(known.draining, Ordering::Relaxed);
+                if link.draining.swap(known.draining, Ordering::Relaxed) != known.draining {
+                    self.cluster.leaving.notify_one();
+                }
                 continue;
             }
             let link = self.start(&life, known);

@@ -164,6 +164,7 @@ impl Plan {
         };
         let claim = Claim { tenant: &self.tenant, priority: self.priority, deadline: self.deadline, is_later };
         let first = service.acquire(claim, asked).await?;
+        service.cluster.remember(&requests[0], &blocks);
         // All choices go to one engine, where the first computes the prompt for the others.
         let beside =
             |_| Placement { engine: Arc::clone(&first.engine), prefill_on: Vec::new(), flight: first.flight.beside() };

@@ -10,6 +10,7 @@ use contract::cost::CostCoefficients;
 use contract::hash::BlockHash;
 use contract::ids::{EngineId, Incarnation, TenantId};
 use contract::ledger::{Ledger, LedgerEvent, PlacedWork, PlacementKey};
+use contract::model::Fingerprint;
 use contract::occupancy::Occupancy;
 use contract::view::Role;
 
@@ -52,6 +53,10 @@ pub struct Target<'a> {
     pub occupancy: Option<&'a Occupancy>,
     /// Takes no new work.
     pub draining: bool,
+    /// Is about to leave, and sends others what it has cached until then.
+    pub lends: bool,
+    /// Engines of equal ones take each other's blocks without a token changing.
+    pub numerics: Fingerprint,
     /// What it does of a request.
     pub role: Role,
     /// Predicted prefill of what waits at this router for the engine and goes before the prompt, in milliseconds.
@@ -114,8 +119,19 @@ pub struct Decision {
     pub prefill: Option<usize>,
     /// Index of the one that does when that one fails.
     pub instead: Option<usize>,
+    /// Who leaves and sends the chosen one what it has cached.
+    pub lender: Option<Lender>,
     /// Why that one.
     pub reason: Reason,
+}
+
+/// An engine that leaves and is asked for what it has cached of a prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lender {
+    /// Which engine.
+    pub engine: EngineId,
+    /// Prompt tokens that are cached there.
+    pub tokens_cached: u64,
 }
 
 /// Where a prompt was placed.
@@ -133,6 +149,8 @@ pub struct Placed {
     pub prefill: Option<PlacedPrefill>,
     /// Index into the targets of the one that does when that one fails.
     pub instead: Option<usize>,
+    /// Index into the targets of the one that leaves and is asked first for what it has cached.
+    pub lender: Option<usize>,
 }
 
 /// The prompt of a placement that another engine computes.
@@ -224,7 +242,8 @@ impl Placer {
         let mut decision = self.decide(targets, prompt, turn, now, random).ok_or(NotPlaced::NoEngine)?;
         if patience == Patience::Any && decision.computes().prediction.wait_ms >= ahead_ms {
             let free = decision.considered.iter().filter(|one| one.prediction.wait_ms < ahead_ms);
-            let free: Vec<Target<'_>> = free.map(|one| targets[index_of(&one.engine)]).collect();
+            let free = free.map(|one| targets[index_of(&one.engine)]);
+            let free: Vec<Target<'_>> = free.chain(targets.iter().filter(|target| target.lends).copied()).collect();
             decision = self.decide(&free, prompt, turn, now, random).unwrap_or(decision);
         }
         let (chosen, computes) = (decision.chosen(), decision.computes());
@@ -242,7 +261,7 @@ impl Placer {
             let work = PlacedWork {
                 engine: engine.clone(),
                 tenant: prompt.tenant.clone(),
-                tokens_new: clamp(computed(prompt.n_tokens.saturating_sub(computes.tokens_cached))),
+                tokens_new: clamp(computed(prompt.n_tokens.saturating_sub(decision.tokens_held()))),
                 tokens_prompt: clamp(prompt.n_tokens),
                 prefill_us: computed((prediction.prefill_ms * 1e3) as u64),
             };
@@ -257,7 +276,8 @@ impl Placer {
             PlacedPrefill { index, key, work }
         });
         let instead = decision.instead.map(|instead| index_of(&decision.considered[instead].engine));
-        Ok(Placed { index: index_of(&chosen.engine), key, work, prefill, instead, decision })
+        let lender = decision.lender.as_ref().map(|lender| index_of(&lender.engine));
+        Ok(Placed { index: index_of(&chosen.engine), key, work, prefill, instead, lender, decision })
     }
 
     /// What `place` would choose, without placing anything; none when no target takes work.
@@ -321,7 +341,9 @@ impl Placer {
         let takes_requests = |target: &&Target<'_>| target.role != Role::Prefill;
         let is_any = usable().any(|target| takes_requests(&target));
         let (takers, prefills): (Vec<_>, Vec<_>) = usable().partition(|target| !is_any || takes_requests(target));
-        let candidates = self.candidates(takers.iter().chain(&prefills).copied(), prompt, now);
+        let lenders: Vec<_> = targets.iter().filter(|target| target.lends).collect();
+        let candidates = self.candidates(takers.iter().chain(&prefills).chain(&lenders).copied(), prompt, now);
+        let (candidates, lending) = candidates.split_at(takers.len() + prefills.len());
         let (candidates, prefills) = candidates.split_at(takers.len());
         if candidates.is_empty() {
             return None;
@@ -344,14 +366,29 @@ impl Placer {
             prediction,
         };
         let mut predictions: Vec<Prediction> = candidates.iter().map(|one| situation.predict(one)).collect();
+<<<<<<< HEAD
         let decode = (&candidates[chosen], predictions[chosen]);
         let pairs = split::predict_pairs(&situation, decode, prefills);
         let [prefill, instead] = split::choose(&situation, decode, prefills, &pairs)
+=======
+        let decode = &candidates[chosen];
+        let fits = |(target, _): &(&&Target<'_>, &Candidate<'_>)| target.numerics == takers[chosen].numerics;
+        let lending: Vec<_> = lenders.iter().zip(lending).filter(fits).map(|(_, lender)| *lender).collect();
+        let lent = split::choose_lender(&situation, decode, &lending);
+        let alone = lent.map_or(predictions[chosen], |(.., helped)| helped);
+        let pairs = split::predict_pairs(&situation, &alone, prefills);
+        let [prefill, instead] = split::choose(&situation, (decode, alone), prefills, &pairs)
+>>>>>>> push
             .map(|of_prefills| of_prefills.map(|index| candidates.len() + index));
+        // Who computes a prompt for another has none of what is lent.
+        let lender = lent.filter(|_| prefill.is_none()).map(|(index, tokens_cached, helped)| {
+            predictions[chosen] = helped;
+            Lender { engine: lending[index].engine.clone(), tokens_cached }
+        });
         predictions.extend(pairs);
         let all = candidates.iter().chain(prefills).zip(predictions);
         let considered = all.map(|(candidate, prediction)| considered(candidate, prediction)).collect();
-        Some(Decision { considered, chosen, prefill, instead, reason })
+        Some(Decision { considered, chosen, prefill, instead, lender, reason })
     }
 
     fn candidates<'a>(
@@ -405,6 +442,11 @@ impl Decision {
         &self.considered[self.prefill.unwrap_or(self.chosen)]
     }
 
+    /// Prompt tokens that nobody computes.
+    pub fn tokens_held(&self) -> u64 {
+        self.lender.as_ref().map_or(self.computes().tokens_cached, |lender| lender.tokens_cached)
+    }
+
     /// The same with the chosen engine first, then the one that computes its prompt, if that is another, then those whose
     /// first token was expected soonest.
     pub(crate) fn soonest_first(mut self) -> Self {
@@ -437,21 +479,62 @@ mod tests {
     use contract::ids::DataRank;
 
     use super::*;
+    use crate::route::directory::Update;
     use crate::route::policy;
+
+    const SETTINGS: PlacerSettings = PlacerSettings {
+        promise: Duration::from_secs(10),
+        decode_ms_goal: f64::INFINITY,
+        dispatch_ahead_ms: 200.0,
+        give_way: Duration::from_millis(10),
+        directory_bytes_max: 1 << 20,
+    };
+
+    fn placer() -> Placer {
+        Placer::new(policy::by_name(policy::DEFAULT).unwrap(), SETTINGS, Incarnation(1))
+    }
+
+    fn engine(worker: &str) -> EngineId {
+        EngineId { worker: worker.into(), incarnation: Incarnation(2), data_rank: DataRank(0) }
+    }
+
+    fn target(engine: &EngineId) -> Target<'_> {
+        let (numerics, role) = (Fingerprint([1; 16]), Role::Mixed);
+        Target { engine, occupancy: None, draining: false, lends: false, numerics, role, backlog_ms: 0.0 }
+    }
+
+    #[test]
+    fn who_leaves_is_asked_for_what_only_it_has_cached() {
+        let (placer, leaves, stays) = (placer(), engine("leaves"), engine("stays"));
+        let hashes: Vec<BlockHash> = (1..=60_u8).map(|n| BlockHash([n; 16])).collect();
+        for (engine, n_blocks) in [(&leaves, 60), (&stays, 2)] {
+            placer.directory().begin(engine);
+            let blocks = hashes[..n_blocks].to_vec();
+            placer.directory().apply(engine, 0, Update::Snapshot { blocks, last: true }).unwrap();
+        }
+        let (tenant, now) = ("t".into(), daemon::clock::now());
+        let hashes = &hashes[..];
+        let prompt = Prompt { tenant: &tenant, n_before: 0, n_tokens: 1_000, hashes, block_size: 16, session: 0 };
+        let leaving = |lends, numerics| Target { draining: true, lends, numerics, ..target(&leaves) };
+        let numerics = target(&stays).numerics;
+        let ask = |leaving: Target<'_>| placer.explain(&[leaving, target(&stays)], &prompt, now, 0).unwrap();
+        let alone = ask(leaving(false, numerics));
+        assert_eq!((&alone.chosen().engine, alone.tokens_held(), &alone.lender), (&stays, 32, &None));
+        assert_eq!(ask(leaving(true, Fingerprint([2; 16]))), alone, "its blocks are others");
+        let helped = ask(leaving(true, numerics));
+        assert_eq!((&helped.chosen().engine, helped.tokens_held()), (&stays, 960));
+        assert_eq!(helped.lender.as_ref().map(|lender| &lender.engine), Some(&leaves));
+        let placed = placer.place(&[leaving(true, numerics), target(&stays)], &prompt, Patience::Best, now, 0).unwrap();
+        assert_eq!((placed.index, placed.lender, placed.work.tokens_new), (1, Some(0), 40));
+        assert!(placed.work.prefill_us * 10 < (alone.computes().prediction.prefill_ms * 1e3) as u64);
+        let again = ask(leaving(true, numerics));
+        assert_eq!((again.tokens_held(), again.lender), (960, None), "what is promised is not moved twice");
+    }
 
     #[test]
     fn new_room_is_left_for_a_moment_to_each_that_comes_first() {
-        let settings = PlacerSettings {
-            promise: Duration::from_secs(10),
-            decode_ms_goal: f64::INFINITY,
-            dispatch_ahead_ms: 200.0,
-            give_way: Duration::from_millis(10),
-            directory_bytes_max: 1 << 20,
-        };
-        let placer = Placer::new(policy::by_name(policy::DEFAULT).unwrap(), settings, Incarnation(1));
-        let engine = EngineId { worker: "w".into(), incarnation: Incarnation(2), data_rank: DataRank(0) };
-        let targets =
-            [Target { engine: &engine, occupancy: None, draining: false, role: Role::Mixed, backlog_ms: 0.0 }];
+        let (placer, engine) = (placer(), engine("w"));
+        let targets = [target(&engine)];
         let (tenant, start) = ("t".into(), daemon::clock::now());
         // Each takes 125 ms.
         let left_ms = |n_before, after_ms| {

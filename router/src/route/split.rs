@@ -51,6 +51,21 @@ pub(super) fn predict_pairs(
     prefills.iter().map(pair).collect()
 }
 
+/// Chooses who sends `decode` what it has cached of a prompt, of engines that leave: the one that has most, if not to compute
+/// that saves more than the hand-over takes. Yields its index, its tokens, and what is expected then.
+pub(super) fn choose_lender(
+    situation: &Situation<'_>,
+    decode: &Candidate<'_>,
+    lenders: &[Candidate<'_>],
+) -> Option<(usize, u64, Prediction)> {
+    let held = |lender: &Candidate<'_>| lender.tokens_cached - lender.tokens_promised;
+    let (index, tokens_cached) = lenders.iter().map(held).enumerate().max_by_key(|&(_, held)| held)?;
+    let alone = situation.predict(decode);
+    let helped = situation.predict(&Candidate { tokens_cached, ..*decode });
+    let expected = Prediction { first_token_ms: helped.first_token_ms + HAND_OVER_MS, ..helped };
+    (alone.prefill_ms - helped.prefill_ms > HAND_OVER_MS).then_some((index, tokens_cached, expected))
+}
+
 fn has_room(situation: &Situation<'_>, prefill: &Candidate<'_>) -> bool {
     let new = situation.n_prompt_tokens.saturating_sub(prefill.tokens_cached);
     prefill.blocks.is_none_or(|room| room.tokens_available >= new)
@@ -92,18 +107,34 @@ mod tests {
         }
     }
 
+    fn situation(n_prompt_tokens: u64) -> Situation<'static> {
+        let decode_ms_goal = f64::INFINITY;
+        Situation { candidates: &[], n_prompt_tokens, session: 0, decode_ms_goal, turn: 0, random: 0 }
+    }
+
+    #[test]
+    fn who_leaves_lends_where_that_saves_more_than_it_takes() {
+        let engine = EngineId { worker: "w".into(), incarnation: Incarnation(1), data_rank: DataRank(0) };
+        let of = |cached| candidate(&engine, 0.0, 0, cached);
+        let lender = |decode: u64, lenders: &[u64]| {
+            let lenders: Vec<_> = lenders.iter().map(|&cached| of(cached)).collect();
+            choose_lender(&situation(100), &of(decode), &lenders).map(|(index, tokens, _)| (index, tokens))
+        };
+        assert_eq!(lender(0, &[16, 64, 32]), Some((1, 64)), "who has most");
+        assert_eq!(lender(64, &[64]), None, "all of it is there");
+        assert_eq!(lender(64, &[66]), None, "two tokens are computed sooner");
+        assert_eq!(lender(64, &[67]), Some((0, 67)));
+        assert_eq!(lender(0, &[]), None);
+        let promised = Candidate { tokens_promised: 60, ..of(64) };
+        let (_, tokens, expected) = choose_lender(&situation(100), &of(0), &[promised]).unwrap();
+        assert_eq!((tokens, expected.prefill_ms), (4, 96.0), "what was only promised is not lent");
+    }
+
     #[test]
     fn a_prompt_is_computed_elsewhere_where_that_serves_all_better() {
         let engine = EngineId { worker: "w".into(), incarnation: Incarnation(1), data_rank: DataRank(0) };
         let of = |wait_ms, n_decoding, cached| candidate(&engine, wait_ms, n_decoding, cached);
-        let situation = Situation {
-            candidates: &[],
-            n_prompt_tokens: 100,
-            session: 0,
-            decode_ms_goal: f64::INFINITY,
-            turn: 0,
-            random: 0,
-        };
+        let situation = situation(100);
         let both = |decode: Candidate<'_>, prefills: &[Candidate<'_>]| {
             let alone = situation.predict(&decode);
             choose(&situation, (&decode, alone), prefills, &predict_pairs(&situation, (&decode, alone), prefills))

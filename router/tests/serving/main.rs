@@ -6,6 +6,7 @@ mod client;
 mod cluster;
 mod errors;
 mod grpc;
+mod leaving;
 mod migration;
 mod openai;
 mod place;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use contract::hash::HashKey;
+use contract::hash::{BlockHash, HashKey, PrefixScope};
 use contract::ids::Incarnation;
 use contract::model::{Fingerprint, ModelIdentity};
 use contract::view::{Member, MemberKind};
@@ -71,6 +71,20 @@ fn identity() -> ModelIdentity {
     }
 }
 
+fn member(worker: &Fake, draining: bool) -> Member {
+    Member {
+        kind: MemberKind::Worker,
+        id: worker.id.clone(),
+        incarnation: Incarnation(worker.incarnation),
+        address: worker.address.to_string(),
+        n_data_ranks: 1,
+        identity: Some(worker.identity.clone()),
+        draining,
+        role: None,
+        epoch: 0,
+    }
+}
+
 impl Place {
     pub async fn start(n_workers: usize) -> Self {
         Self::start_with(n_workers, |_| ()).await
@@ -124,20 +138,15 @@ impl Place {
 
     pub async fn join_as(&mut self, identity: &ModelIdentity) -> usize {
         let worker = Fake::start(&format!("worker-{}", self.workers.len()), identity, &self.tasks).await;
-        let member = Member {
-            kind: MemberKind::Worker,
-            id: worker.id.clone(),
-            incarnation: Incarnation(worker.incarnation),
-            address: worker.address.to_string(),
-            n_data_ranks: 1,
-            identity: Some(worker.identity.clone()),
-            draining: false,
-            role: None,
-            epoch: 0,
-        };
+        let member = member(&worker, false);
         self.leases.push(self.membership.register(member, Duration::from_secs(2)).await.unwrap());
         self.workers.push(worker);
         self.workers.len() - 1
+    }
+
+    /// Lets a worker say that it leaves, while it serves on.
+    pub fn drain(&self, index: usize) {
+        self.leases[index].update(member(&self.workers[index], true)).unwrap();
     }
 
     /// Lets a worker's lease go, while the worker itself lives.
@@ -149,6 +158,12 @@ impl Place {
     pub async fn leave(&mut self, index: usize) {
         self.forget(index).await;
         self.workers[index].kill();
+    }
+
+    /// Hashes of a prompt's full blocks.
+    pub fn hashes(&self, prompt: &[u32]) -> Vec<BlockHash> {
+        let scope = PrefixScope::new(self.identity.model, "", "");
+        scope.hash_blocks(&HashKey(KEY), prompt, self.identity.block_size as usize)
     }
 
     pub async fn until_ready(&self, n_workers: usize) {

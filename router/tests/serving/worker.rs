@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use contract::error::RequestError;
+use contract::hash::BlockHash;
+use contract::kv::KvDigest;
 use contract::model::ModelIdentity;
 use daemon::shutdown::{Shutdown, Trigger};
 use daemon::task::Tasks;
@@ -15,7 +17,7 @@ use proto::status::to_status;
 use proto::worker::v1::worker_server::{Worker, WorkerServer};
 use proto::worker::v1::{
     DescribeRequest, DescribeResponse, DrainProgress, DrainRequest, EngineId, ExchangeFrame, ExchangeRequest,
-    FinishReason, GenerateFrame, GenerateRequest, KvDigest, KvFrame, KvSnapshot, SampledToken, TokenLogprob,
+    FinishReason, GenerateFrame, GenerateRequest, KvFrame, KvSnapshot, SampledToken, StoredBlock, TokenLogprob,
     WatchKvRequest, kv_frame::Body,
 };
 use tonic::{Request, Response, Status, Streaming};
@@ -34,6 +36,10 @@ pub struct State {
     pub n_streams: AtomicUsize,
     /// Refuse requests as out of date.
     pub is_stale: AtomicBool,
+    /// Refuse requests and end those that run, as a worker that leaves does.
+    pub leaves: AtomicBool,
+    /// Hashes of cached blocks, parents first.
+    pub cached: Mutex<Vec<BlockHash>>,
     /// Stop after that many tokens and keep the stream open; 0 is never.
     pub hold_after: AtomicUsize,
     /// Send no first token as long as it is set.
@@ -121,6 +127,16 @@ fn frame(request: &GenerateRequest, position: u32) -> GenerateFrame {
     }
 }
 
+fn leaving() -> Status {
+    to_status(&RequestError::ShuttingDown("worker".to_owned()))
+}
+
+/// A chain of blocks on the wire.
+fn stored(chain: &[BlockHash]) -> Vec<StoredBlock> {
+    let parents = [None].into_iter().chain(chain.iter().copied().map(Some));
+    chain.iter().zip(parents).map(|(&hash, parent)| StoredBlock::new(hash, parent)).collect()
+}
+
 type Frames = BoxStream<'static, Result<GenerateFrame, Status>>;
 
 impl Service {
@@ -128,6 +144,9 @@ impl Service {
         let request = request.into_inner();
         if self.state.is_stale.load(Ordering::SeqCst) {
             return Err(to_status(&RequestError::StalePlacement("restarted".to_owned())));
+        }
+        if self.state.leaves.load(Ordering::SeqCst) {
+            return Err(leaving());
         }
         self.state.requests.lock().unwrap().push(request.clone());
         self.state.n_streams.fetch_add(1, Ordering::SeqCst);
@@ -145,7 +164,12 @@ impl Service {
                 return Some((Err(Status::unavailable("connection reset")), None));
             }
             if hold_after > 0 && position as usize == hold_after {
-                stop.triggered().await;
+                while !stop.is_triggered() {
+                    if counted.0.leaves.load(Ordering::SeqCst) {
+                        return Some((Err(leaving()), None));
+                    }
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
                 return Some((Err(Status::unavailable("connection reset")), None));
             }
             let frame = frame(&request, position);
@@ -182,8 +206,9 @@ impl Worker for Service {
         let frames = unfold(0, move |n: u64| {
             let Service { state, engine, stop, .. } = service.clone();
             async move {
+                let cached = |state: &State| state.cached.lock().unwrap().clone();
                 let body = if n == 0 {
-                    Body::Snapshot(KvSnapshot { blocks: Vec::new(), last: true })
+                    Body::Snapshot(KvSnapshot { blocks: stored(&cached(&state)), last: true })
                 } else {
                     tokio::select! {
                         () = stop.triggered() => return None,
@@ -192,7 +217,9 @@ impl Worker for Service {
                     if state.is_silent.load(Ordering::SeqCst) {
                         stop.triggered().await;
                     }
-                    Body::Heartbeat(KvDigest::default())
+                    let mut digest = KvDigest::default();
+                    cached(&state).into_iter().for_each(|hash| digest.insert(hash));
+                    Body::Heartbeat(digest.into())
                 };
                 Some((Ok(KvFrame { engine: Some(engine), sequence: 0, body: Some(body) }), n + 1))
             }
@@ -207,6 +234,6 @@ impl Worker for Service {
     async fn describe(&self, _: Request<DescribeRequest>) -> Result<Response<DescribeResponse>, Status> {
         let identity = Some((&self.identity).into());
         let engines = vec![self.engine.clone()];
-        Ok(Response::new(DescribeResponse { engines, identity, transfer_address: String::new() }))
+        Ok(Response::new(DescribeResponse { engines, identity, transfer_address: self.engine.worker.clone() }))
     }
 }

@@ -97,8 +97,7 @@ impl Engine {
         now: Duration,
     ) -> Result<SequenceKey, RequestError> {
         self.check_submission(&request)?;
-        let key = SequenceKey(self.n_submitted);
-        self.n_submitted += 1;
+        let key = self.next_key();
         let deadline = request.deadline.map(|left| now.saturating_add(left));
         let mut sequence = Sequence::new(request, key, self.config.length_max() as usize, self.config.model);
         sequence.deadline = deadline;
@@ -266,6 +265,12 @@ impl Engine {
 
     pub(crate) fn block_size(&self) -> usize {
         self.config.block_size as usize
+    }
+
+    pub(crate) fn next_key(&mut self) -> SequenceKey {
+        let key = SequenceKey(self.n_submitted);
+        self.n_submitted += 1;
+        key
     }
 
     /// Takes a request out of everything but the plans in flight; `retire_if_drained` follows.

@@ -1,8 +1,8 @@
 //! Blocks that others use while a prompt moves between engines: each hold is told once and ends when they let go.
 //!
 //! A request whose prompt is computed elsewhere is given all its blocks at once, and others fill them; a prompt that is
-//! computed for others keeps its blocks until they have been read. Until then no block of either returns to the pool,
-//! whatever becomes of the request, so that what is late can harm nobody.
+//! computed for others keeps its blocks until they have been read; so do cached blocks that are lent as they are. Until
+//! then no block of these returns to the pool, whatever becomes of the request, so that what is late can harm nobody.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use contract::request::GenerateRequest;
 
 use crate::engine::Engine;
 use crate::output::SequenceKey;
-use crate::sequence::{Purpose, SequenceIdx, State};
+use crate::sequence::{Purpose, Sequence, SequenceIdx, State};
 
 /// Blocks that are lent to others, until [`Engine::let_go`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +40,17 @@ impl Hold {
     }
 }
 
+/// Cached blocks that are lent to readers as they are, until [`Engine::let_go`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CachedHold {
+    /// Names the hold.
+    pub key: SequenceKey,
+    /// Tokens whose KV the blocks hold.
+    pub n_tokens: usize,
+    /// Full blocks from the first token on.
+    pub table: Vec<BlockId>,
+}
+
 /// What others do with lent blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HoldUsage {
@@ -58,6 +69,26 @@ impl Engine {
     /// As of [`Engine::submit`].
     pub fn submit_prefill(&mut self, request: GenerateRequest, now: Duration) -> Result<SequenceKey, RequestError> {
         self.submit_as(request, Purpose::Prefill, now)
+    }
+
+    /// Lends what is cached of a prompt, and computes nothing; none when nothing is.
+    pub fn lend_cached(&mut self, request: GenerateRequest) -> Option<CachedHold> {
+        let (key, block_size) = (self.next_key(), self.block_size());
+        let mut sequence = Sequence::new(request, key, self.config.length_max() as usize, self.config.model);
+        let n_full = sequence.tokens.len() / block_size;
+        let chain = sequence.hashes(&self.config.hash_key, block_size, n_full);
+        let (n_matched, _) = self.pool.n_matched(chain);
+        let block = |&hash| self.pool.lookup(hash).expect("matched blocks are indexed");
+        let table: Vec<BlockId> = chain[..n_matched].iter().map(block).collect();
+        if table.is_empty() {
+            return None;
+        }
+        table.iter().for_each(|&block| self.pool.retain(block));
+        sequence.table.clone_from(&table);
+        (sequence.state, sequence.is_held) = (State::Lent, true);
+        let idx = self.sequences.insert(sequence);
+        self.held.insert(key, idx);
+        Some(CachedHold { key, n_tokens: n_matched * block_size, table })
     }
 
     /// Moves holds that began since the last call to `holds`.

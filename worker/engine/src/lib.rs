@@ -32,5 +32,5 @@ mod sequence;
 pub use config::{ConfigError, EngineConfig};
 pub use cost_fit::CostFit;
 pub use engine::{Engine, PLANS_IN_FLIGHT_MAX};
-pub use hold::{Hold, HoldUsage};
+pub use hold::{CachedHold, Hold, HoldUsage};
 pub use output::{ApplyError, Counters, Output, OutputEvent, SequenceKey};

@@ -177,6 +177,21 @@ fn a_fully_cached_prompt_still_computes_its_last_block() {
 }
 
 #[test]
+fn lends_what_is_cached_of_a_prompt_and_computes_nothing() {
+    let mut engine = engine(config(), [request(1, 10, 1)]);
+    let plan = engine.plan().unwrap();
+    apply(&mut engine, &plan, 1);
+    assert_eq!(engine.lend_cached(request(2, 3, 1)), None, "it has no full block");
+    let lent = engine.lend_cached(request(3, 12, 1)).unwrap();
+    engine.check_invariants();
+    assert_eq!((lent.n_tokens, lent.table.len(), engine.blocks().allocated), (8, 2, 2));
+    assert_eq!((engine.n_running(), engine.n_waiting(), engine.plan()), (0, 0, None));
+    assert!(engine.let_go(lent.key, 0));
+    engine.check_invariants();
+    assert_eq!((engine.n_held(), engine.blocks().cached), (0, 2));
+}
+
+#[test]
 fn equal_prompts_computed_at_once_are_kept_once() {
     let mut world = World::new(config(), 2);
     for _ in 0..2 {

@@ -21,6 +21,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 #[derive(Clone, Debug)]
 enum Operation {
     Submit(Ask),
+    LendCached(Ask),
     Abort(u64),
     Plan,
     Extend,
@@ -63,6 +64,7 @@ fn asks() -> impl Strategy<Value = Ask> {
 fn operations() -> impl Strategy<Value = Vec<Operation>> {
     let operation = prop_oneof![
         12 => asks().prop_map(Operation::Submit),
+        2 => asks().prop_map(Operation::LendCached),
         4 => (0..60_u64).prop_map(Operation::Abort),
         30 => Just(Operation::Plan),
         10 => Just(Operation::Extend),
@@ -105,6 +107,7 @@ fn run(config: EngineConfig, depth: usize, operations: Vec<Operation>) -> [bool;
     for operation in operations {
         match operation {
             Operation::Submit(ask) => drop(world.submit(&ask)),
+            Operation::LendCached(ask) => world.lend_cached(&ask),
             Operation::Abort(number) => world.abort(number),
             Operation::Plan => drop(world.plan()),
             Operation::Extend => drop(world.extend()),

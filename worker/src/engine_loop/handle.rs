@@ -21,7 +21,7 @@ use super::{EngineFailure, EngineLoop, ExecutorThread};
 use crate::executor::Executor;
 use crate::inbox::{Event, Inbox, LendRequest, Submission};
 use crate::kv_events::{KvPublisher, KvView};
-use crate::lent::{Fetch, Lending, LendingGuard};
+use crate::lent::{Fetch, Lending, LendingGuard, Readers};
 use crate::mailbox::{Reader, mailbox};
 use crate::stall::{Owed, Stall};
 use crate::transfer::Progress;
@@ -41,6 +41,7 @@ pub(crate) struct EngineHandle {
     inbox: Inbox,
     desk: Desk,
     stall: Stall,
+    readers: Readers,
     occupancy: watch::Receiver<Occupancy>,
     bounds: Bounds,
     n_layers: usize,
@@ -113,6 +114,7 @@ pub(crate) fn assemble(
         inbox,
         desk,
         stall: Stall::default(),
+        readers: Readers::default(),
         occupancy: occupancy_reader,
         bounds,
         n_layers,
@@ -138,13 +140,15 @@ impl EngineHandle {
         Ok(reader)
     }
 
-    /// Queues the prompt of a valid request, whose KV another worker reads as it is computed.
+    /// Queues the prompt of a valid request, whose KV another worker reads as it is computed; once the engine is to take
+    /// none any more, what is cached of it is lent and nothing computed.
     ///
     /// # Errors
     /// As of [`Self::submit`]; what the engine says later is in the progress.
     pub(crate) fn lend(&self, request: GenerateRequest) -> Result<Lending, RequestError> {
         self.check_stall()?;
-        let guard = LendingGuard { inbox: self.inbox.clone(), request: request.id };
+        let (inbox, reading) = (self.inbox.clone(), self.readers.enter());
+        let guard = LendingGuard { inbox, request: request.id, reading };
         let (sender, progress) = Progress::channel(self.n_layers);
         self.inbox.push(Event::Lend(Box::new(LendRequest { request, progress: sender })))?;
         Ok(Lending { progress, guard })
@@ -170,6 +174,11 @@ impl EngineHandle {
         &self.stall
     }
 
+    /// Who reads what is lent.
+    pub(crate) fn readers(&self) -> &Readers {
+        &self.readers
+    }
+
     /// What the engine owes now.
     pub(crate) fn owed(&self) -> Owed {
         Owed { step: self.desk.running(), events: self.inbox.waiting() }
@@ -189,6 +198,12 @@ impl EngineHandle {
     pub(crate) fn drain(&self, error: RequestError) {
         // A closed inbox refuses everything already.
         let _ = self.inbox.push(Event::Drain(error));
+    }
+
+    /// Ends what runs with `error` and refuses new requests with it; what is cached is lent until the engine stops.
+    pub(crate) fn hand_over(&self, error: RequestError) {
+        // As above.
+        let _ = self.inbox.push(Event::HandOver(error));
     }
 
     /// Ends everything with `error`.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use contract::error::RequestError;
 use contract::ids::{RequestId, SlotId};
 use contract::plan::ForwardPlan;
-use engine::{Engine, Hold, HoldUsage, SequenceKey};
+use engine::{CachedHold, Engine, Hold, HoldUsage, SequenceKey};
 use tokio::sync::watch;
 
 use crate::lent::Watched;
@@ -33,6 +33,33 @@ impl Lendings {
     /// A prompt was queued for others, under an id of its own.
     pub fn begin(&mut self, request: RequestId, key: SequenceKey, progress: watch::Sender<Progress>) {
         self.by_id.insert(request, Lent { key, slot: None, progress });
+    }
+
+    /// What is cached of a prompt is lent, and all the reader gets: `error` says why it is not more.
+    pub fn begin_cached(
+        &mut self,
+        request: RequestId,
+        hold: CachedHold,
+        progress: watch::Sender<Progress>,
+        error: &RequestError,
+    ) {
+        let n_tokens = u32::try_from(hold.n_tokens).unwrap_or(u32::MAX);
+        progress.send_modify(|progress| {
+            progress.table = Arc::from(hold.table);
+            Arc::make_mut(&mut progress.tokens_by_layer).fill(n_tokens);
+            progress.failed = Some(error.clone());
+        });
+        self.begin(request, hold.key, progress);
+    }
+
+    /// Nothing is computed for others any more: their readers have what is there by now.
+    pub fn cut(&mut self, engine: &mut Engine, error: &RequestError) {
+        let requests: Vec<RequestId> = self.by_id.keys().copied().collect();
+        for request in requests {
+            if engine.abort(request) {
+                self.over(request, Some(error));
+            }
+        }
     }
 
     /// Its reader has gone.

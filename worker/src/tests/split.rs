@@ -65,7 +65,7 @@ async fn a_prompt_computed_elsewhere_yields_the_same_tokens() {
     }
 }
 
-fn simulated(profile: &str) -> Config {
+pub(super) fn simulated(profile: &str) -> Config {
     let sim_profile = std::path::PathBuf::from(profile);
     Config { model: fixture("llama"), engine: EngineKind::Sim, sim_profile, n_blocks: Some(256), ..config() }
 }

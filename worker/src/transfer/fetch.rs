@@ -85,6 +85,7 @@ impl FetchFailure {
             Self::Unreachable { .. } => "unreachable",
             Self::Mismatch(_) => "mismatch",
             Self::NoWay { .. } => "no_way",
+            Self::Refused(RequestError::ShuttingDown(_)) => "leaving",
             Self::Refused(_) => "refused",
             Self::Lost(_) => "lost",
             Self::Late => "late",

@@ -2,7 +2,8 @@
 
 use contract::ids::EngineId;
 use contract::ledger::LedgerEvent;
-use contract::view::{ClusterView, EngineView};
+use contract::model::Fingerprint;
+use contract::view::{ClusterView, DrainReason, EngineView};
 use router::admission::Turn;
 use router::route::placer::{NotPlaced, Patience, Placed, Prompt, Target};
 
@@ -43,7 +44,8 @@ impl Router {
         let n_tokens = u64::from(n_prompt + around.book.of(request).n_tokens);
         let workers: Vec<usize> = (0..self.peered.len())
             .filter(|&worker| {
-                let usable = |peer: &Peer| peer.is_ready && !wish.tried.contains(&peer.engine);
+                let may = |peer: &Peer| self.lends(peer) || !wish.tried.contains(&peer.engine);
+                let usable = |peer: &Peer| peer.is_ready && may(peer);
                 self.peered[worker].as_ref().is_some_and(usable)
             })
             .collect();
@@ -56,6 +58,8 @@ impl Router {
                     engine: &peer.engine,
                     occupancy: viewed.and_then(|view| view.occupancy.as_ref()),
                     draining: viewed.is_some_and(|view| view.draining.is_some()),
+                    lends: self.lends(peer),
+                    numerics: Fingerprint::default(),
                     role: viewed.and_then(|view| view.role).unwrap_or_default(),
                     backlog_ms: backlog_ms[worker],
                 }
@@ -87,7 +91,7 @@ impl Router {
 
     /// Sends a request where it was placed, and tells the others.
     fn send(&mut self, request: RequestIdx, workers: &[usize], placed: Placed, around: &mut Surroundings<'_>) {
-        let Placed { index, decision, key, work, prefill, instead } = placed;
+        let Placed { index, decision, key, work, prefill, instead, lender } = placed;
         let worker = workers[index];
         let attempt = note_placed(around.book, request);
         around.book.n_split += usize::from(prefill.is_some());
@@ -103,7 +107,8 @@ impl Router {
         if let Some(prefill) = &prefill {
             around.network.ledger(self.index, LedgerEvent::Placed(prefill.key, prefill.work.clone()));
         }
-        let peers = prefill.as_ref().map(|prefill| prefill.index).into_iter().chain(instead);
+        let computing = prefill.as_ref().map(|prefill| prefill.index).into_iter().chain(instead);
+        let peers = lender.into_iter().chain(computing);
         let engine = |worker: usize| Some((worker, self.peered[worker].as_ref()?.engine.clone()));
         let prefill_on = peers.filter_map(|index| engine(workers[index])).collect();
         let connection = self.peered[worker].as_ref().map_or(0, |peer| peer.connection);
@@ -111,6 +116,11 @@ impl Router {
         around.network.request(self.index, worker, ToWorker::Submit(submission));
         let flight = Flight { worker, attempt, key, work, prefill, has_first_token: false };
         self.flights.insert(request, flight);
+    }
+
+    /// Whether a worker is about to leave and lends what it has cached.
+    fn lends(&self, peer: &Peer) -> bool {
+        viewed(&self.view, &peer.engine).is_some_and(|view| view.draining == Some(DrainReason::Leaving))
     }
 
     /// Predicted prefill where most is cached.

@@ -94,16 +94,19 @@ impl Worker {
         if *engine != self.id {
             return Err(RequestError::StalePlacement(format!("ordered from {engine}, this is {}", self.id)));
         }
-        if self.is_draining {
-            return Err(leaving());
-        }
         let ticket = self.n_tickets;
         self.n_tickets += 1;
         let frame = header(order.request, order.attempt, self.id.incarnation, order.first_block as usize);
         let (n_tokens, until) = (order.n_tokens(), network.now + order.deadline);
-        let key = self.engine.submit_prefill(order.into_request(id(ticket)), network.now)?;
+        let request = order.into_request(id(ticket));
         let (sender, progress) = Progress::channel(1);
-        self.lendings.begin(id(ticket), key, sender);
+        if self.is_draining {
+            let hold = self.engine.lend_cached(request).ok_or_else(leaving)?;
+            self.lendings.begin_cached(id(ticket), hold, sender, &leaving());
+        } else {
+            let key = self.engine.submit_prefill(request, network.now)?;
+            self.lendings.begin(id(ticket), key, sender);
+        }
         let sent = frame.first_block.min(n_tokens.div_ceil(self.block_size as u32));
         self.lent.insert(ticket, Lent { peer, fetch, frame, n_tokens, sent, is_told: false, progress });
         // Whoever ordered gives up then; the engine does so as well, at the next event.

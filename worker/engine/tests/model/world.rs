@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use contract::error::RequestError;
 use contract::hash::BlockHash;
-use contract::ids::{RequestId, Token};
+use contract::ids::{RequestId, SlotId, Token};
 use contract::kv::{KvDigest, KvEvent};
 use contract::plan::ForwardPlan;
 use contract::stream::FinishReason;
-use engine::{Engine, EngineConfig, Hold, HoldUsage, Output, OutputEvent, SequenceKey};
+use engine::{CachedHold, Engine, EngineConfig, Hold, HoldUsage, Output, OutputEvent, SequenceKey};
 
 use super::executor::Executor;
 use super::naive::{self, Ask, Expected, Part};
@@ -83,6 +83,19 @@ impl World {
         }
         self.check();
         result.map(|_| id)
+    }
+
+    /// Lends what is cached of a prompt.
+    pub fn lend_cached(&mut self, ask: &Ask) {
+        self.n_submitted += 1;
+        let expected = naive::expect(ask, self.n_submitted, self.engine.config().length_max() as usize);
+        if let Some(CachedHold { key, n_tokens, table }) = self.engine.lend_cached(expected.request.clone()) {
+            let (request, usage, slot) = (expected.request.id, HoldUsage::Read, SlotId(0));
+            self.holds.push(Hold { key, request, slot, usage, n_tokens, n_cached: n_tokens, table });
+            self.prefilled.insert(key);
+            self.expected.insert(self.n_submitted, expected);
+        }
+        self.check();
     }
 
     /// Aborts the n-th request ever submitted, live or not.
