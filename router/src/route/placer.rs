@@ -366,19 +366,13 @@ impl Placer {
             prediction,
         };
         let mut predictions: Vec<Prediction> = candidates.iter().map(|one| situation.predict(one)).collect();
-<<<<<<< HEAD
-        let decode = (&candidates[chosen], predictions[chosen]);
-        let pairs = split::predict_pairs(&situation, decode, prefills);
-        let [prefill, instead] = split::choose(&situation, decode, prefills, &pairs)
-=======
         let decode = &candidates[chosen];
         let fits = |(target, _): &(&&Target<'_>, &Candidate<'_>)| target.numerics == takers[chosen].numerics;
         let lending: Vec<_> = lenders.iter().zip(lending).filter(fits).map(|(_, lender)| *lender).collect();
         let lent = split::choose_lender(&situation, decode, &lending);
-        let alone = lent.map_or(predictions[chosen], |(.., helped)| helped);
-        let pairs = split::predict_pairs(&situation, &alone, prefills);
-        let [prefill, instead] = split::choose(&situation, (decode, alone), prefills, &pairs)
->>>>>>> push
+        let decode = (decode, lent.map_or(predictions[chosen], |(.., helped)| helped));
+        let pairs = split::predict_pairs(&situation, decode, prefills);
+        let [prefill, instead] = split::choose(&situation, decode, prefills, &pairs)
             .map(|of_prefills| of_prefills.map(|index| candidates.len() + index));
         // Who computes a prompt for another has none of what is lent.
         let lender = lent.filter(|_| prefill.is_none()).map(|(index, tokens_cached, helped)| {

@@ -41,10 +41,9 @@ pub(super) fn predict_pairs(
     prefills: &[Candidate<'_>],
 ) -> Vec<Prediction> {
     let decode_ms = alone.decode_ms;
-    let n_moved = situation.n_prompt_tokens.saturating_sub(decode.tokens_cached) as f64;
     let pair = |prefill: &Candidate<'_>| {
         let computed = situation.predict(prefill);
-        let moved_ms = n_moved * decode.transfer_ms_per_token.max(prefill.transfer_ms_per_token);
+        let moved_ms = moved_ms(decode, prefill, situation.n_prompt_tokens);
         let there_ms = computed.first_token_ms.max(computed.wait_ms + moved_ms);
         Prediction { first_token_ms: there_ms + HAND_OVER_MS + decode_ms, decode_ms, ..computed }
     };
@@ -62,8 +61,15 @@ pub(super) fn choose_lender(
     let (index, tokens_cached) = lenders.iter().map(held).enumerate().max_by_key(|&(_, held)| held)?;
     let alone = situation.predict(decode);
     let helped = situation.predict(&Candidate { tokens_cached, ..*decode });
-    let expected = Prediction { first_token_ms: helped.first_token_ms + HAND_OVER_MS, ..helped };
-    (alone.prefill_ms - helped.prefill_ms > HAND_OVER_MS).then_some((index, tokens_cached, expected))
+    let moves_ms = moved_ms(decode, &lenders[index], tokens_cached) + HAND_OVER_MS;
+    let expected = Prediction { first_token_ms: helped.first_token_ms + moves_ms, ..helped };
+    (alone.prefill_ms - helped.prefill_ms > moves_ms).then_some((index, tokens_cached, expected))
+}
+
+/// What it takes to move the first tokens of a prompt, of which `decode` has some.
+fn moved_ms(decode: &Candidate<'_>, from: &Candidate<'_>, n_tokens: u64) -> f64 {
+    let n_moved = n_tokens.saturating_sub(decode.tokens_cached);
+    n_moved as f64 * decode.transfer_ms_per_token.max(from.transfer_ms_per_token)
 }
 
 fn has_room(situation: &Situation<'_>, prefill: &Candidate<'_>) -> bool {
