@@ -57,35 +57,35 @@ impl Departure {
     /// the server has ended. A signal leaves `grace` until the server cuts what runs.
     pub(crate) async fn see_through(&self, handle: &EngineHandle, signals: &Signals<'_>, grace: Duration) {
         let hand_over_max = HAND_OVER_MAX.min(grace / 2);
-        let leave = async {
-            let mut over = pin!(self.over(signals.stopping, grace - hand_over_max));
-            let mut occupancy = handle.occupancy();
-            let is_handed_over = tokio::select! {
-                () = idle(&mut occupancy) => false,
-                () = &mut over => true,
-            };
-            let error = || RequestError::ShuttingDown("the worker".to_owned());
-            if is_handed_over {
-                tracing::info!(n_requests = n_requests(&occupancy.borrow()), "handing over what runs");
-                handle.hand_over(error());
-            }
-            if signals.is_read && occupancy.borrow().blocks.free < occupancy.borrow().blocks.total {
-                // It times out when others go on reading.
-                let _ = timeout(hand_over_max * 3 / 4, handle.readers().gone(LINGER)).await;
-            }
-            signals.part.fire();
-            signals.stop.fire();
-            if !is_handed_over {
-                // A request that came just before none was taken any more may run.
-                over.await;
-            }
-            handle.stop(error());
-            std::future::pending().await
+        let mut over = pin!(self.over(signals.stopping, grace - hand_over_max));
+        let mut occupancy = handle.occupancy();
+        let is_handed_over = tokio::select! {
+            // Nobody is connected any more.
+            () = signals.server_ended.triggered() => return,
+            () = idle(&mut occupancy) => false,
+            () = &mut over => true,
         };
-        tokio::select! {
-            () = signals.server_ended.triggered() => {}
-            () = leave => {}
+        let error = || RequestError::ShuttingDown("the worker".to_owned());
+        if is_handed_over {
+            tracing::info!(n_requests = n_requests(&occupancy.borrow()), "handing over what runs");
+            handle.hand_over(error());
         }
+        let blocks = occupancy.borrow().blocks;
+        if signals.is_read && blocks.free < blocks.total {
+            // It times out when others go on reading.
+            let _ = timeout(hand_over_max * 3 / 4, handle.readers().gone(LINGER)).await;
+        }
+        signals.part.fire();
+        signals.stop.fire();
+        if !is_handed_over {
+            tokio::select! {
+                () = signals.server_ended.triggered() => return,
+                // A request that came just before none was taken any more may run.
+                () = over => {}
+            }
+        }
+        handle.stop(error());
+        signals.server_ended.triggered().await;
     }
 
     /// Returns when what still runs is to be handed over, which a signal wishes after `grace`.

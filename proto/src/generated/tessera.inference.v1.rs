@@ -248,6 +248,11 @@ pub struct PlacementDecision {
     /// Who computes the prompt for the chosen one, the second candidate; empty when the chosen one does.
     #[prost(string, tag = "7")]
     pub prefill_engine: ::prost::alloc::string::String,
+    /// Who leaves and sends the chosen one what it has cached; empty when nobody is asked for that.
+    #[prost(string, tag = "8")]
+    pub lending_engine: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "9")]
+    pub lent_tokens: u64,
 }
 /// An engine as the router saw it; times are predictions.
 #[derive(Clone, PartialEq, ::prost::Message)]

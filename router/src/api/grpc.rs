@@ -139,7 +139,9 @@ fn recalled(one: Remembered) -> wire::PlacementDecision {
 }
 
 fn foreseen(decision: Decision) -> wire::PlacementDecision {
-    let Decision { considered, prefill, reason, .. } = decision.soonest_first();
+    let Decision { considered, prefill, lender, reason, .. } = decision.soonest_first();
+    let (lending_engine, lent_tokens) =
+        lender.map_or((String::new(), 0), |lender| (lender.engine.to_string(), lender.tokens_cached));
     let prefill_engine = prefill.map(|index| considered[index].engine.to_string()).unwrap_or_default();
     let n_considered = considered.len();
     let candidate = |one: Considered| wire::PlacementCandidate {
@@ -158,6 +160,8 @@ fn foreseen(decision: Decision) -> wire::PlacementDecision {
         candidates: considered.into_iter().map(candidate).collect(),
         n_candidates: u32::try_from(n_considered).unwrap_or(u32::MAX),
         prefill_engine,
+        lending_engine,
+        lent_tokens,
         ..wire::PlacementDecision::default()
     }
 }

@@ -75,9 +75,11 @@ async fn a_worker_that_leaves_lends_what_is_cached_and_computes_nothing() {
     decode.at_rest().await;
 }
 
-#[tokio::test]
-async fn what_is_handed_over_goes_on_elsewhere_with_its_keys_and_values() {
-    let (decode, leaving) = (start().await, start().await);
+/// A request whose worker is sent away goes on at another.
+async fn hand_over(send_away: impl AsyncFn(&Worker)) {
+    let mut config = simulated("cpu");
+    config.server.grace_ms = 1_000;
+    let (decode, leaving) = (start().await, start_model(config).await);
     let request = decode.request(&prompt(1), 200);
     let mut running = leaving.open(&request).await.unwrap();
     let mut generated = Vec::new();
@@ -85,7 +87,7 @@ async fn what_is_handed_over_goes_on_elsewhere_with_its_keys_and_values() {
         let frame = running.message().await.unwrap().unwrap();
         generated.extend(frame.tokens.iter().map(|sampled| sampled.token));
     }
-    drain(&leaving, 0).await;
+    send_away(&leaving).await;
     let error = loop {
         match running.message().await {
             Ok(frame) => generated.extend(frame.unwrap().tokens.iter().map(|sampled| sampled.token)),
@@ -102,6 +104,16 @@ async fn what_is_handed_over_goes_on_elsewhere_with_its_keys_and_values() {
     drop(running);
     leaving.ended().await.unwrap();
     decode.at_rest().await;
+}
+
+#[tokio::test]
+async fn what_is_handed_over_at_once_goes_on_elsewhere_with_its_keys_and_values() {
+    hand_over(async |leaving| drain(leaving, 0).await).await;
+}
+
+#[tokio::test]
+async fn what_is_handed_over_after_a_signal_goes_on_elsewhere_with_its_keys_and_values() {
+    hand_over(async |leaving| leaving.shut_down()).await;
 }
 
 #[tokio::test]

@@ -68,6 +68,9 @@ fn decision_text(policy: &str, decision: &PlacementDecision) -> String {
     if is_split {
         lines.push(format!("its prompt is computed on {}", decision.prefill_engine));
     }
+    if !decision.lending_engine.is_empty() {
+        lines.push(format!("{} leaves and sends {} tokens", decision.lending_engine, decision.lent_tokens));
+    }
     let computes = decision.candidates.get(usize::from(is_split));
     if let (Some(computes), Some(actual)) = (computes, decision.actual_first_token_ms) {
         lines.push(format!("first token after {actual:.1} ms, predicted {:.1} ms", computes.first_token_ms));
@@ -164,11 +167,14 @@ mod tests {
             n_candidates: 1,
             failure: "worker_lost".to_owned(),
             failed_after_ms: Some(2_000.04),
+            lending_engine: "w2".to_owned(),
+            lent_tokens: 48,
             ..PlacementDecision::default()
         };
         let answer = ExplainResponse { policy: "least_loaded".to_owned(), decisions: vec![failed], n_left_out: 24 };
         let text = text(&answer).unwrap();
-        assert_eq!(text.lines().nth(1), Some("failed after 2000.0 ms: worker_lost"), "{text}");
+        assert_eq!(text.lines().nth(1), Some("w2 leaves and sends 48 tokens"), "{text}");
+        assert_eq!(text.lines().nth(2), Some("failed after 2000.0 ms: worker_lost"), "{text}");
         assert!(text.ends_with("\n\nand 24 later placements, which the router does not remember"), "{text}");
     }
 }
