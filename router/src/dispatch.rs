@@ -200,7 +200,7 @@ impl Dispatch {
         let mut changes = self.cluster.changes();
         loop {
             changes.mark_unchanged();
-            let (question, request, numerics) = (self.question, &self.request, self.numerics);
+            let (question, request, numerics) = (Some(self.question), &self.request, self.numerics);
             let resumed = Resumed { question, request, blocks: &self.blocks, tried: &self.tried, numerics };
             if let Some(placement) = self.cluster.place_again(&resumed) {
                 if n_tokens > 0 {

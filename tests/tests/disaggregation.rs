@@ -272,3 +272,29 @@ async fn a_prefill_worker_that_stands_still_is_given_up() {
     background.iter().for_each(JoinHandle::abort);
     cluster.wait_for_rest(START).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_way_is_taken_once() {
+    let mut slow = role("prefill");
+    let transfer = slow.get_mut("transfer").and_then(|transfer| transfer.as_table_mut()).unwrap();
+    // A prompt takes two seconds on its way, and half a second to compute beside those that decode.
+    transfer.insert("bytes_per_s_max".to_owned(), 2_000.into());
+    let mut plan = Plan { n_workers: 2, each_worker: vec![role("decode"), slow], ..Plan::default() };
+    let _folder = plan.simulate(&load::slow_prefill(400));
+    let cluster = Cluster::start(plan).await;
+    let mut random = seed::from_environment();
+    let background = load::keep_decoding(&cluster, &mut random).await;
+    let answer = ask(&cluster, &request(&mut random), || ()).await.unwrap();
+    assert!(answer.said().is_some(), "{:?}", answer.error);
+    let n_fetches = fetches(&cluster, "ok").await;
+    assert!(n_fetches >= 1.0, "nobody knows yet that it is slow");
+    // The worker reports, and the router hears of it.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    for _ in 0..3 {
+        let answer = ask(&cluster, &request(&mut random), || ()).await.unwrap();
+        assert!(answer.said().is_some(), "{:?}", answer.error);
+    }
+    assert_eq!(fetches(&cluster, "ok").await, n_fetches);
+    background.iter().for_each(JoinHandle::abort);
+    cluster.wait_for_rest(START).await;
+}

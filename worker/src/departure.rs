@@ -65,15 +65,17 @@ impl Departure {
             () = idle(&mut occupancy) => false,
             () = &mut over => true,
         };
+        let (readers, n_left) = (handle.readers(), n_requests(&occupancy.borrow()));
+        let n_expected = readers.n_entered() + u64::from(n_left);
         let error = || RequestError::ShuttingDown("the worker".to_owned());
         if is_handed_over {
-            tracing::info!(n_requests = n_requests(&occupancy.borrow()), "handing over what runs");
+            tracing::info!(n_requests = n_left, "handing over what runs");
             handle.hand_over(error());
         }
         let blocks = occupancy.borrow().blocks;
         if signals.is_read && blocks.free < blocks.total {
-            // It times out when others go on reading.
-            let _ = timeout(hand_over_max * 3 / 4, handle.readers().gone(LINGER)).await;
+            // What is handed over reads once it has room elsewhere. It times out when that takes long, or others go on reading.
+            let _ = timeout(hand_over_max * 3 / 4, readers.gone(n_expected, LINGER)).await;
         }
         signals.part.fire();
         signals.stop.fire();

@@ -41,7 +41,13 @@ impl Drop for LendingGuard {
 
 /// Who reads what an engine lends; clones are the same.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Readers(Arc<watch::Sender<usize>>);
+pub(crate) struct Readers(Arc<watch::Sender<Counts>>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    n_now: usize,
+    n_entered: u64,
+}
 
 /// One reader, until it is dropped.
 #[derive(Debug)]
@@ -50,16 +56,24 @@ pub(crate) struct Reading(Readers);
 impl Readers {
     /// Counts one more.
     pub(crate) fn enter(&self) -> Reading {
-        self.0.send_modify(|n| *n += 1);
+        self.0.send_modify(|counts| {
+            counts.n_now += 1;
+            counts.n_entered += 1;
+        });
         Reading(self.clone())
     }
 
-    /// Returns when nobody has read for `pause`.
-    pub(crate) async fn gone(&self, pause: Duration) {
+    /// Readers so far.
+    pub(crate) fn n_entered(&self) -> u64 {
+        self.0.borrow().n_entered
+    }
+
+    /// Returns when there were `n_expected` readers in all, and nobody has read for `pause`.
+    pub(crate) async fn gone(&self, n_expected: u64, pause: Duration) {
         let mut readers = self.0.subscribe();
         loop {
             // The sender lives as long as this.
-            let _ = readers.wait_for(|&n| n == 0).await;
+            let _ = readers.wait_for(|counts| counts.n_now == 0 && counts.n_entered >= n_expected).await;
             if timeout(pause, readers.changed()).await.is_err() {
                 return;
             }
@@ -69,7 +83,7 @@ impl Readers {
 
 impl Drop for Reading {
     fn drop(&mut self) {
-        self.0.0.send_modify(|n| *n -= 1);
+        self.0.0.send_modify(|counts| counts.n_now -= 1);
     }
 }
 
@@ -170,9 +184,10 @@ mod tests {
         let readers = Readers::default();
         let (first, last) = (readers.enter(), readers.enter());
         drop(first);
-        assert!(readers.gone(Duration::ZERO).now_or_never().is_none(), "one still reads");
+        assert!(readers.gone(0, Duration::ZERO).now_or_never().is_none(), "one still reads");
         drop(last);
-        assert!(readers.gone(Duration::from_secs(60)).now_or_never().is_none(), "another may come");
-        readers.gone(Duration::ZERO).await;
+        assert!(readers.gone(0, Duration::from_secs(60)).now_or_never().is_none(), "another may come");
+        assert!(readers.gone(3, Duration::ZERO).now_or_never().is_none(), "one is to come yet");
+        readers.gone(2, Duration::ZERO).await;
     }
 }

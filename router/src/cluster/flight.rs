@@ -13,7 +13,8 @@ use crate::route::placer::PlacedPrefill;
 /// Keeps a placement in the ledger until it is dropped.
 pub(crate) struct Flight {
     cluster: Arc<Cluster>,
-    request: RequestId,
+    /// What the client asked; none for what the router asks itself.
+    request: Option<RequestId>,
     key: PlacementKey,
     work: PlacedWork,
     is_prefilled: bool,
@@ -25,7 +26,7 @@ impl Flight {
     /// Takes over a placement that is in this router's ledger already, and tells the others of it.
     pub(super) fn new(
         cluster: &Arc<Cluster>,
-        request: RequestId,
+        request: Option<RequestId>,
         key: PlacementKey,
         work: PlacedWork,
         prefill: Option<PlacedPrefill>,
@@ -51,8 +52,8 @@ impl Flight {
         self.is_prefilled = true;
         self.end_prefill();
         self.tell(LedgerEvent::FirstToken(self.key));
-        if let Some((actual_ms, predicted_ms)) =
-            self.cluster.decisions.first_token(self.request, self.key, clock::now())
+        if let Some(request) = self.request
+            && let Some((actual_ms, predicted_ms)) = self.cluster.decisions.first_token(request, self.key, clock::now())
         {
             self.cluster.metrics.predicted(actual_ms, predicted_ms);
         }
@@ -60,7 +61,9 @@ impl Flight {
 
     /// Nothing comes of it: `explain` tells why.
     pub(crate) fn failed(&self, error: &RequestError) {
-        self.cluster.decisions.failed(self.request, self.key, error.code(), clock::now());
+        if let Some(request) = self.request {
+            self.cluster.decisions.failed(request, self.key, error.code(), clock::now());
+        }
     }
 
     /// Prompt tokens that are computed for it.

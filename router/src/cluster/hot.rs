@@ -8,10 +8,13 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use contract::error::RequestError;
 use contract::ids::{EngineId, RequestId, TenantId, Token};
 use contract::request::{GenerateRequest, SamplingParams, StopParams};
-use futures::stream::{StreamExt as _, iter};
+use futures::stream::{FuturesUnordered, StreamExt as _, iter};
+use proto::status::from_status;
 use proto::worker::v1 as wire;
+use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
 use super::{Cluster, Engine, Placement, Resumed};
@@ -28,6 +31,8 @@ const N_RUNNING_MAX: usize = 4;
 const HEAD_START: Duration = Duration::from_millis(50);
 /// Longest time of one: no engine that leaves lends for longer.
 const MOVE_MAX: Duration = Duration::from_secs(2);
+/// Who has so much to do has no time for it before the other has left.
+const WAIT_MS_MAX: f64 = 500.0;
 /// After everything that anybody asks for.
 const PRIORITY: i32 = i32::MAX;
 
@@ -81,46 +86,77 @@ impl HotPrompts {
 
 /// Moves what engines alone have cached when they begin to leave; never returns.
 pub(super) async fn keep(cluster: Arc<Cluster>) {
+    let (running, mut emptying) = (Semaphore::new(N_RUNNING_MAX), FuturesUnordered::new());
     loop {
         let ready = cluster.ready.load_full();
-        for engine in ready.iter().filter(|engine| engine.is_leaving()) {
+        // Without anybody who takes over, they wait for one.
+        for engine in ready.iter().filter(|engine| engine.is_leaving() && cluster.is_ready()) {
             if !engine.is_emptied.swap(true, Ordering::Relaxed) {
-                empty(&cluster, engine).await;
+                emptying.push(empty(&cluster, Arc::clone(engine), &running));
             }
         }
-        cluster.leaving.notified().await;
+        tokio::select! {
+            () = cluster.leaving.notified() => {}
+            Some(()) = emptying.next() => {}
+        }
     }
 }
 
-async fn empty(cluster: &Arc<Cluster>, engine: &Engine) {
+async fn empty(cluster: &Arc<Cluster>, engine: Arc<Engine>, running: &Semaphore) {
     sleep(HEAD_START).await;
-    let moving = iter(cluster.hot.last_first()).for_each_concurrent(N_RUNNING_MAX, |prompt| async move {
-        // Whoever is asked next may find it cached or not.
-        let _ = timeout(MOVE_MAX, carry(cluster, &prompt, &engine.id)).await;
+    let (from, prompts) = (&engine.id, cluster.hot.last_first());
+    let moving = iter(prompts).for_each_concurrent(None, |prompt| async move {
+        let Ok(_permit) = running.acquire().await else { return };
+        // Who was chosen first may leave as well.
+        while timeout(MOVE_MAX, carry(cluster, &prompt, from)).await.is_ok_and(|moved| moved == Some(Moved::Leaves)) {}
     });
     moving.await;
 }
 
-/// Has another engine fetch what only `from` has cached of a prompt; none where that is little.
-async fn carry(cluster: &Arc<Cluster>, prompt: &HotPrompt, from: &EngineId) -> Option<()> {
+/// How it went with an engine that was to fetch a prompt.
+#[derive(PartialEq, Eq)]
+enum Moved {
+    /// It has, or cannot.
+    Done,
+    /// It leaves itself.
+    Leaves,
+}
+
+/// Has another engine fetch what only `from` has cached of a prompt; none where that is little, or nobody has time for it.
+async fn carry(cluster: &Arc<Cluster>, prompt: &HotPrompt, from: &EngineId) -> Option<Moved> {
     let PromptBlocks { block_size, hashes } = &*prompt.blocks;
     let decision = cluster.explain(&prompt.tenant, prompt.tokens.len() as u64, &prompt.blocks).ok()?;
     let n_blocks = |n_tokens: u64| n_tokens as usize / *block_size as usize;
-    let held = n_blocks(decision.lender.filter(|lender| lender.engine == *from)?.tokens_cached);
+    let is_free = decision.chosen().prediction.wait_ms < WAIT_MS_MAX;
+    let held = n_blocks(decision.lender.filter(|lender| lender.engine == *from && is_free)?.tokens_cached);
     let elsewhere = decision.considered.iter().map(|one| n_blocks(one.tokens_cached)).max()?;
     if held < elsewhere + N_BLOCKS_MIN {
         return None;
     }
     let blocks = PromptBlocks { block_size: *block_size, hashes: hashes[..held].to_vec() };
     let mut request = prompt.request(cluster.model.name(), held * *block_size as usize + 1);
-    let resumed = Resumed { question: request.id, request: &request, blocks: &blocks, tried: &[], numerics: None };
+    let resumed = Resumed { question: None, request: &request, blocks: &blocks, tried: &[], numerics: None };
     let Placement { engine, prefill_on, flight } = cluster.place_again(&resumed)?;
+    // It is decided anew, and nobody is to compute it.
+    if prefill_on.first().is_none_or(|peer| peer.engine != *from) {
+        return None;
+    }
     request.prefill_on = prefill_on;
     tracing::debug!(engine = %engine.id, %from, n_blocks = held, "moves a prompt from an engine that leaves");
     let mut frames = engine.line.call(tonic::Request::new(wire::GenerateRequest::new(&request, &engine.id)));
-    while let Ok(Some(_)) = frames.message().await {}
+    let moved = loop {
+        match frames.message().await {
+            Ok(Some(_)) => {}
+            Ok(None) => break Moved::Done,
+            Err(status) if matches!(from_status(&status), RequestError::ShuttingDown(_)) => {
+                cluster.leaves(&engine);
+                break Moved::Leaves;
+            }
+            Err(_) => break Moved::Done,
+        }
+    };
     drop(flight);
-    Some(())
+    Some(moved)
 }
 
 impl HotPrompt {

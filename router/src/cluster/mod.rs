@@ -104,8 +104,8 @@ type Backlog = HashMap<EngineId, f64>;
 
 /// What is placed once more.
 pub(crate) struct Resumed<'a> {
-    /// What the client asked, which this is a part of.
-    pub(crate) question: RequestId,
+    /// What the client asked, which this is a part of; none for what the router asks itself, which nobody is told of.
+    pub(crate) question: Option<RequestId>,
     pub(crate) request: &'a GenerateRequest,
     /// Blocks of its prompt and of what was generated.
     pub(crate) blocks: &'a PromptBlocks,
@@ -152,8 +152,10 @@ impl Cluster {
 
     /// An engine refused or ended a call because it leaves, which no life of a worker takes back.
     pub(crate) fn leaves(&self, engine: &Engine) {
-        engine.leaves.store(true, Ordering::Relaxed);
-        self.leaving.notify_one();
+        if !engine.leaves.swap(true, Ordering::Relaxed) {
+            self.count();
+            self.leaving.notify_one();
+        }
     }
 
     /// Keeps a prompt that was placed for when the engine leaves that has it cached.
@@ -200,7 +202,7 @@ impl Cluster {
         if turn.n_passed == 0 {
             search.backlog.clear();
         }
-        let placed = self.place_on(&all, request, &prompt, patience, &search.backlog);
+        let placed = self.place_on(&all, Some(request), &prompt, patience, &search.backlog);
         search.found(!matches!(placed, Err(NotPlaced::NoEngine)), daemon::clock::now());
         if let Err(NotPlaced::Busy { index, prefill_ms, .. }) = placed {
             *search.backlog.entry(all[index].id.clone()).or_default() += prefill_ms;
@@ -211,7 +213,7 @@ impl Cluster {
     fn place_on(
         self: &Arc<Self>,
         engines: &[&Arc<Engine>],
-        request: RequestId,
+        request: Option<RequestId>,
         prompt: &Prompt<'_>,
         patience: Patience,
         backlog: &Backlog,
@@ -230,8 +232,10 @@ impl Cluster {
         span.record(attribute::ROUTE_REASON, reason);
         span.record(attribute::ROUTE_CACHED_TOKENS, chosen.tokens_cached);
         span.record(attribute::ROUTE_PREDICTED_MS, computes.prediction.first_token_ms);
-        self.metrics.placed(decision.reason, patience == Patience::None);
-        self.decisions.put(request, key, decision, now);
+        if let Some(request) = request {
+            self.metrics.placed(decision.reason, patience == Patience::None);
+            self.decisions.put(request, key, decision, now);
+        }
         let computing = prefill.as_ref().map(|prefill| prefill.index).into_iter().chain(instead);
         let peers = lender.into_iter().chain(computing);
         let peer =
@@ -298,7 +302,7 @@ impl Cluster {
 
     /// Whether requests can be placed.
     pub(crate) fn is_ready(&self) -> bool {
-        !self.ready.load().is_empty()
+        self.ready.load().iter().any(|engine| !engine.is_leaving())
     }
 
     /// Workers that are ready.
@@ -333,6 +337,8 @@ impl Cluster {
         });
         self.search().found(true, daemon::clock::now());
         self.count();
+        // What an engine that leaves has cached can move to these.
+        self.leaving.notify_one();
     }
 
     /// Takes engines out, and all that is known of their caches.
@@ -347,7 +353,7 @@ impl Cluster {
     }
 
     fn count(&self) {
-        let n_ready = self.ready.load().len();
+        let n_ready = self.ready.load().iter().filter(|engine| !engine.is_leaving()).count();
         self.metrics.engines_ready.set(n_ready as i64);
         self.changed.send_replace(n_ready);
         self.room.notify_one();
@@ -395,11 +401,14 @@ fn is_wish(view: &EngineView) -> bool {
 
 fn target<'a>(engine: &'a Engine, view: &'a HashMap<EngineId, EngineView>, backlog: &Backlog) -> Target<'a> {
     let viewed = view.get(&engine.id);
+    let occupancy = viewed.and_then(|view| view.occupancy.as_ref());
+    let transfers = !engine.transfer_address.is_empty();
     Target {
         engine: &engine.id,
-        occupancy: viewed.and_then(|view| view.occupancy.as_ref()),
+        occupancy,
         draining: viewed.is_some_and(|view| view.draining.is_some()) || engine.is_leaving(),
-        lends: engine.is_leaving() && !engine.transfer_address.is_empty() && !viewed.is_some_and(is_wish),
+        lends: engine.is_leaving() && transfers && !occupancy.is_some_and(|occupancy| occupancy.is_stalled),
+        fetches: transfers,
         numerics: engine.numerics,
         role: role(engine, viewed),
         backlog_ms: backlog.get(&engine.id).copied().unwrap_or(0.0),

@@ -239,6 +239,7 @@ impl Supervisor {
         for (life, known) in wanted {
             if let Some(link) = self.links.get(&life) {
                 if link.draining.swap(known.draining, Ordering::Relaxed) != known.draining {
+                    self.cluster.count();
                     self.cluster.leaving.notify_one();
                 }
                 continue;

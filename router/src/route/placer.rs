@@ -55,6 +55,8 @@ pub struct Target<'a> {
     pub draining: bool,
     /// Is about to leave, and sends others what it has cached until then.
     pub lends: bool,
+    /// It can fetch what others have cached.
+    pub fetches: bool,
     /// Engines of equal ones take each other's blocks without a token changing.
     pub numerics: Fingerprint,
     /// What it does of a request.
@@ -367,7 +369,9 @@ impl Placer {
         };
         let mut predictions: Vec<Prediction> = candidates.iter().map(|one| situation.predict(one)).collect();
         let decode = &candidates[chosen];
-        let fits = |(target, _): &(&&Target<'_>, &Candidate<'_>)| target.numerics == takers[chosen].numerics;
+        let fits = |(target, _): &(&&Target<'_>, &Candidate<'_>)| {
+            takers[chosen].fetches && target.numerics == takers[chosen].numerics
+        };
         let lending: Vec<_> = lenders.iter().zip(lending).filter(fits).map(|(_, lender)| *lender).collect();
         let lent = split::choose_lender(&situation, decode, &lending);
         let decode = (decode, lent.map_or(predictions[chosen], |(.., helped)| helped));
@@ -494,7 +498,16 @@ mod tests {
 
     fn target(engine: &EngineId) -> Target<'_> {
         let (numerics, role) = (Fingerprint([1; 16]), Role::Mixed);
-        Target { engine, occupancy: None, draining: false, lends: false, numerics, role, backlog_ms: 0.0 }
+        Target {
+            engine,
+            occupancy: None,
+            draining: false,
+            lends: false,
+            fetches: true,
+            numerics,
+            role,
+            backlog_ms: 0.0,
+        }
     }
 
     #[test]
@@ -522,7 +535,7 @@ mod tests {
         assert_eq!((placed.index, placed.lender, placed.work.tokens_new), (1, Some(0), 40));
         assert!(placed.work.prefill_us * 10 < (alone.computes().prediction.prefill_ms * 1e3) as u64);
         let again = ask(leaving(true, numerics));
-        assert_eq!((again.tokens_held(), again.lender), (960, None), "what is promised is not moved twice");
+        assert_eq!((again.tokens_held(), again.lender), (960, helped.lender), "what is promised may come later");
     }
 
     #[test]

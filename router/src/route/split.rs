@@ -50,20 +50,26 @@ pub(super) fn predict_pairs(
     prefills.iter().map(pair).collect()
 }
 
-/// Chooses who sends `decode` what it has cached of a prompt, of engines that leave: the one that has most, if not to compute
-/// that saves more than the hand-over takes. Yields its index, its tokens, and what is expected then.
+/// Chooses who sends `decode` what it has cached of a prompt, of engines that leave: the one by which the first token comes
+/// soonest, if not to compute that saves more than the hand-over takes. Yields its index, its tokens, and what is expected then.
 pub(super) fn choose_lender(
     situation: &Situation<'_>,
     decode: &Candidate<'_>,
     lenders: &[Candidate<'_>],
 ) -> Option<(usize, u64, Prediction)> {
-    let held = |lender: &Candidate<'_>| lender.tokens_cached - lender.tokens_promised;
-    let (index, tokens_cached) = lenders.iter().map(held).enumerate().max_by_key(|&(_, held)| held)?;
-    let alone = situation.predict(decode);
-    let helped = situation.predict(&Candidate { tokens_cached, ..*decode });
-    let moves_ms = moved_ms(decode, &lenders[index], tokens_cached) + HAND_OVER_MS;
-    let expected = Prediction { first_token_ms: helped.first_token_ms + moves_ms, ..helped };
-    (alone.prefill_ms - helped.prefill_ms > moves_ms).then_some((index, tokens_cached, expected))
+    // What is only promised may come later than what is lent, or not at all.
+    let held = |one: &Candidate<'_>| one.tokens_cached - one.tokens_promised;
+    let decode = Candidate { tokens_cached: held(decode), tokens_promised: 0, ..*decode };
+    let alone = situation.predict(&decode);
+    let lent = |(index, lender): (usize, &Candidate<'_>)| {
+        let tokens_cached = held(lender);
+        let helped = situation.predict(&Candidate { tokens_cached, ..decode });
+        let moves_ms = moved_ms(&decode, lender, tokens_cached) + HAND_OVER_MS;
+        let expected = Prediction { first_token_ms: helped.first_token_ms + moves_ms, ..helped };
+        (alone.prefill_ms - helped.prefill_ms > moves_ms).then_some((index, tokens_cached, expected))
+    };
+    let all = lenders.iter().enumerate().filter_map(lent);
+    all.min_by(|(.., one), (.., two)| one.first_token_ms.total_cmp(&two.first_token_ms))
 }
 
 /// What it takes to move the first tokens of a prompt, of which `decode` has some.

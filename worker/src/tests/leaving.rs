@@ -135,6 +135,9 @@ async fn readers_that_do_not_stop_keep_no_worker_from_leaving() {
         leaving.ended().await.unwrap();
         has_left.store(true, Ordering::Relaxed);
     };
+    let began = daemon::clock::now();
     tokio::join!(reading, ending);
+    let took = daemon::clock::now() - began;
+    assert!(took < std::time::Duration::from_secs(5), "{took:?}");
     decode.at_rest().await;
 }

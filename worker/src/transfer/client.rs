@@ -45,8 +45,7 @@ impl Client {
 
     /// Has `peer` compute a prompt and takes its blocks into `reservation`, within the order's deadline.
     ///
-    /// Only this future writes to the reserved blocks, and only while it is polled: once it has returned or was dropped,
-    /// nothing of the transfer touches them any more. To cancel is to drop it; the peer learns by the closed connection.
+    /// Once this future has returned or was dropped, nothing of the transfer touches the reserved blocks any more. To cancel is to drop it; the peer learns by the closed connection.
     /// Until then the engine must not give the blocks away, nor the pool's memory go.
     ///
     /// # Errors

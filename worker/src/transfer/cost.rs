@@ -32,26 +32,40 @@ impl MoveCost {
 
     /// So many bytes took so long. One short lock.
     pub(super) fn note(&self, n_bytes: u64, took: Duration) {
+        self.note_at(n_bytes, took, clock::now());
+    }
+
+    fn note_at(&self, n_bytes: u64, took: Duration, now: Instant) {
         let mut seen = self.lock();
-        let (bytes_max, time_max) = WINDOW;
-        if seen.n_bytes > bytes_max as f64 || seen.seconds > time_max.as_secs_f64() {
-            (seen.n_bytes, seen.seconds) = (seen.n_bytes / 2.0, seen.seconds / 2.0);
-        }
-        seen.n_bytes += n_bytes as f64;
-        seen.seconds += took.as_secs_f64();
-        seen.at = Some(clock::now());
+        let (bytes_max, time_max) = (WINDOW.0 as f64, WINDOW.1.as_secs_f64());
+        let is_much = seen.n_bytes > bytes_max || seen.seconds > time_max;
+        let kept = seen.part_left(now) * if is_much { 0.5 } else { 1.0 };
+        seen.n_bytes = kept * seen.n_bytes + n_bytes as f64;
+        // Who stands still says nothing of the way.
+        seen.seconds = kept * seen.seconds + took.as_secs_f64().min(time_max);
+        seen.at = Some(now);
     }
 
     /// Milliseconds that a token takes; 0 where nothing is known.
     pub(crate) fn ms_per_token(&self) -> f64 {
+        self.ms_per_token_at(clock::now())
+    }
+
+    fn ms_per_token_at(&self, now: Instant) -> f64 {
         let seen = *self.lock();
-        let Some(at) = seen.at else { return 0.0 };
-        let age = clock::now().saturating_duration_since(at).as_secs_f64() / HALF_LIFE.as_secs_f64();
-        1e3 * self.token_bytes as f64 * seen.seconds / seen.n_bytes.max(1.0) * 0.5_f64.powf(age)
+        1e3 * self.token_bytes as f64 * seen.seconds / seen.n_bytes.max(1.0) * seen.part_left(now)
     }
 
     fn lock(&self) -> MutexGuard<'_, Seen> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Seen {
+    /// What is left of it at `now`.
+    fn part_left(&self, now: Instant) -> f64 {
+        let age = self.at.map_or(Duration::ZERO, |at| now.saturating_duration_since(at));
+        0.5_f64.powf(age.as_secs_f64() / HALF_LIFE.as_secs_f64())
     }
 }
 
@@ -76,5 +90,18 @@ mod tests {
         }
         let fast = cost.ms_per_token();
         assert!(fast < 1.0, "{fast} ms");
+    }
+
+    #[test]
+    fn a_way_that_was_slow_is_tried_again_and_counts_for_what_it_is_then() {
+        let (cost, began) = (MoveCost::new(1 << 20), clock::now());
+        cost.note_at(512 << 10, Duration::from_secs(60), began);
+        let ms_at = |s| cost.ms_per_token_at(began + Duration::from_secs(s));
+        assert!((ms_at(0) - 4_000.0).abs() < 1.0, "who stood still is slow for a moment: {}", ms_at(0));
+        assert!((ms_at(30) - 2_000.0).abs() < 1.0 && ms_at(300) < 4.0);
+        for _ in 0..64 {
+            cost.note_at(1 << 20, Duration::from_micros(500), began + Duration::from_secs(300));
+        }
+        assert!(ms_at(300) < 1.0, "{}", ms_at(300));
     }
 }

@@ -16,7 +16,7 @@ use super::share::{Share, dtype_name, order_name};
 use super::{Order, Way};
 
 /// What both sides must speak.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 /// Longest message: an order for a prompt of a million tokens fits.
 pub(super) const MESSAGE_BYTES_MAX: u64 = proto::exchange::MESSAGE_BYTES_MAX as u64;
 

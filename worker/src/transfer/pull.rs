@@ -5,7 +5,7 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kernels::memory::checksum::Checksum;
@@ -38,7 +38,8 @@ pub(super) async fn pull(pid: u32, runs: &Runs, remote: &RemoteRuns) -> io::Resu
         remote: remote.clone(),
         next: AtomicUsize::new(0),
         sums: (0..n_pieces).map(|_| AtomicU64::new(0)).collect(),
-        other: Mutex::new(Other { is_wanted: true, failed: None }),
+        is_wanted: AtomicBool::new(true),
+        failed: Mutex::new(None),
     });
     let pulling = Pulling(Arc::clone(&shared));
     if n_pieces >= SHARED_PIECES_MIN {
@@ -61,19 +62,16 @@ struct Shared {
     next: AtomicUsize,
     /// By piece.
     sums: Box<[AtomicU64]>,
-    /// Locked while the other thread is at a piece.
-    other: Mutex<Other>,
-}
-
-struct Other {
-    is_wanted: bool,
-    failed: Option<io::Error>,
+    /// Whether the other thread is to take pieces.
+    is_wanted: AtomicBool,
+    /// Why the other thread stopped; locked while it is at a piece.
+    failed: Mutex<Option<io::Error>>,
 }
 
 impl Pulling {
     /// Waits for the other thread, which has the last pieces that are not there yet.
     fn end(self) -> io::Result<u64> {
-        if let Some(error) = self.0.other().failed.take() {
+        if let Some(error) = self.0.failed().take() {
             return Err(error);
         }
         Ok(sum_of_sums(self.0.sums.iter().map(|sum| sum.load(Ordering::Relaxed))))
@@ -82,26 +80,23 @@ impl Pulling {
 
 impl Drop for Pulling {
     fn drop(&mut self) {
-        self.0.other().is_wanted = false;
+        self.0.is_wanted.store(false, Ordering::Relaxed);
+        drop(self.0.failed());
     }
 }
 
 impl Shared {
     /// What the second thread does.
     fn help(&self) {
-        loop {
-            let mut other = self.other();
-            if !other.is_wanted {
-                return;
-            }
-            match self.pull_next() {
-                Ok(true) => {}
-                Ok(false) => return,
-                Err(error) => {
-                    other.failed = Some(error);
-                    return;
-                }
-            }
+        let mut goes_on = true;
+        while goes_on {
+            let mut failed = self.failed();
+            // Whoever says that it is not wanted locks after that, so that there is no piece after the one it waits for.
+            goes_on = self.is_wanted.load(Ordering::Relaxed)
+                && self.pull_next().unwrap_or_else(|error| {
+                    *failed = Some(error);
+                    false
+                });
         }
     }
 
@@ -122,8 +117,8 @@ impl Shared {
         Ok(true)
     }
 
-    fn other(&self) -> MutexGuard<'_, Other> {
-        self.other.lock().unwrap_or_else(PoisonError::into_inner)
+    fn failed(&self) -> MutexGuard<'_, Option<io::Error>> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -59,6 +59,7 @@ impl Router {
                     occupancy: viewed.and_then(|view| view.occupancy.as_ref()),
                     draining: viewed.is_some_and(|view| view.draining.is_some()),
                     lends: self.lends(peer),
+                    fetches: true,
                     numerics: Fingerprint::default(),
                     role: viewed.and_then(|view| view.role).unwrap_or_default(),
                     backlog_ms: backlog_ms[worker],

@@ -18,7 +18,7 @@ use super::source::Plan;
 async fn through(way: Way, fault: Fault, random: &mut Random) -> (Pair, Proxy, Peer) {
     let layout = KvLayout { n_layers: 2, kv_heads: 16, key_dim: 256, value_dim: 256, dtype: KvDtype::F32, ..layout() };
     let pair = Setup { n_blocks: [24; 2], ..Setup::new(layout, way) }.start(random).await;
-    let proxy = Proxy::start(pair.peer.address.clone(), fault, 3).await;
+    let proxy = Proxy::start(pair.peer.address.clone(), fault, 2).await;
     let peer = Peer { address: proxy.address.clone(), ..pair.peer.clone() };
     (pair, proxy, peer)
 }
