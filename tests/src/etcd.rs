@@ -15,6 +15,9 @@ use crate::{client, place, wait};
 const MEMBERS: &str = "L3Rlc3NlcmEvdjEvbWVtYmVycy8=";
 const MEMBERS_END: &str = "L3Rlc3NlcmEvdjEvbWVtYmVyczA=";
 
+/// How often it is tried to start one.
+const N_STARTS_MAX: usize = 3;
+
 /// One running member.
 pub struct Etcd {
     pub process: Process,
@@ -26,13 +29,18 @@ pub struct Etcd {
 }
 
 impl Etcd {
-    /// Starts an empty one and waits until it is healthy.
+    /// Starts an empty one and waits until it is healthy; on other ports when one of them was taken in the meantime.
     pub async fn start(host: Host) -> Self {
-        let (data, ports) = (tempfile::tempdir().unwrap(), (free_port(), free_port()));
-        let endpoint = url(&host, ports.0);
-        let process = start_process(&host, data.path(), ports);
-        healthy(&endpoint).await;
-        Self { process, endpoint, data, host, ports }
+        for _ in 0..N_STARTS_MAX {
+            let (data, ports) = (tempfile::tempdir().unwrap(), (free_port(), free_port()));
+            let endpoint = url(&host, ports.0);
+            let mut process = start_process(&host, data.path(), ports);
+            if is_healthy(&endpoint, &mut process).await {
+                return Self { process, endpoint, data, host, ports };
+            }
+            eprintln!("etcd ended: {}", process.errors());
+        }
+        panic!("etcd ends whenever it is started");
     }
 
     /// Kills it, if it still runs, and starts it again on the same ports, with its data or without.
@@ -42,7 +50,7 @@ impl Etcd {
             self.data = tempfile::tempdir().unwrap();
         }
         self.process = start_process(&self.host, self.data.path(), self.ports);
-        healthy(&self.endpoint).await;
+        assert!(is_healthy(&self.endpoint, &mut self.process).await, "etcd ended: {}", self.process.errors());
     }
 
     /// How many members are registered.
@@ -82,12 +90,16 @@ fn url(host: &Host, port: u16) -> String {
     format!("http://{}:{port}", host.address)
 }
 
-async fn healthy(endpoint: &str) {
+/// Waits until it is healthy; false when it has ended before.
+async fn is_healthy(endpoint: &str, process: &mut Process) -> bool {
     let health = format!("{endpoint}/health");
     wait::until("etcd is healthy", Duration::from_secs(20), async || {
-        client::http().get(&health).send().await?.error_for_status()
+        if !process.is_running() {
+            return Ok(false);
+        }
+        client::http().get(&health).send().await?.error_for_status().map(|_| true)
     })
-    .await;
+    .await
 }
 
 /// A port that was free on the loopback interface a moment ago: etcd takes none of its own choosing.
