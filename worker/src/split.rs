@@ -43,6 +43,7 @@ pub(crate) struct Transfers {
 
 struct Bound {
     endpoint: Arc<Endpoint>,
+    client: Arc<Client>,
     listener: TcpListener,
     bounds: FetchBounds,
 }
@@ -76,7 +77,9 @@ impl Transfers {
         };
         let share = Share::whole(pool.layout);
         let endpoint = Endpoint::new(engine.clone(), identity.clone(), share, pool.memory, transfer.clone());
-        Ok(Self { address, bound: Some(Bound { endpoint: Arc::new(endpoint), listener, bounds }) })
+        let endpoint = Arc::new(endpoint);
+        let client = Arc::new(Client::new(Arc::clone(&endpoint)));
+        Ok(Self { address, bound: Some(Bound { endpoint, client, listener, bounds }) })
     }
 
     /// What moving tokens takes; nothing where none move.
@@ -86,9 +89,9 @@ impl Transfers {
 
     /// What gets prompts from others.
     pub(crate) fn fetcher(&self, tasks: &Tasks) -> Option<Arc<dyn Fetch>> {
-        let Bound { endpoint, bounds, .. } = self.bound.as_ref()?;
+        let Bound { client, bounds, .. } = self.bound.as_ref()?;
         Some(Arc::new(Fetcher {
-            client: Arc::new(Client::new(Arc::clone(endpoint))),
+            client: Arc::clone(client),
             runtime: Handle::current(),
             tasks: tasks.clone(),
             bounds: *bounds,
@@ -97,7 +100,14 @@ impl Transfers {
 
     /// Serves the orders of others until `shutdown`.
     pub(crate) fn serve(self, engine: &EngineHandle, tasks: &Tasks, shutdown: &Shutdown) {
-        if let Some(Bound { endpoint, listener, .. }) = self.bound {
+        if let Some(Bound { endpoint, client, listener, .. }) = self.bound {
+            let ended = shutdown.clone();
+            tasks.spawn("kv-connections", async move {
+                tokio::select! {
+                    () = ended.triggered() => {}
+                    () = client.tidy() => {}
+                }
+            });
             let (source, of_orders) = (Arc::new(engine.clone()), tasks.clone());
             tasks.spawn("kv-transfers", listen(endpoint, listener, source, of_orders, shutdown.clone()));
         }

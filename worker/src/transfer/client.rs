@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use contract::ids::Incarnation;
 use daemon::clock;
 use tokio::net::TcpStream;
-use tokio::time::{Instant as Deadline, timeout_at};
+use tokio::time::{Instant as Deadline, sleep, timeout_at};
 
 use super::endpoint::Endpoint;
 use super::fetch::{Fetch, FetchError, FetchFailure};
@@ -17,6 +17,8 @@ use super::means::Means;
 use super::message::{Message, Open, VERSION};
 use super::{Order, Peer, Reservation, Share};
 
+/// How often idle connections are looked at.
+const TIDY_INTERVAL: Duration = Duration::from_secs(5);
 /// Peers to whom idle connections are kept; beyond it none is kept to another.
 const PEERS_MAX: usize = 256;
 
@@ -132,13 +134,28 @@ impl Client {
         found
     }
 
-    fn keep(&self, peer: &Peer, connection: Connection) {
-        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Gives up connections that nobody uses or whose peer has gone, now and then; never returns.
+    pub(crate) async fn tidy(&self) {
+        loop {
+            sleep(TIDY_INTERVAL).await;
+            self.give_up();
+        }
+    }
+
+    fn give_up(&self) {
         let (now, age_max) = (clock::now(), self.endpoint.config.idle_timeout() / 2);
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         idle.retain(|_, kept| {
-            kept.retain(|connection| now.duration_since(connection.used_at) < age_max);
+            // Whoever closes a connection is heard of, too.
+            kept.retain(|one| now.duration_since(one.used_at) < age_max && !one.link.has_input());
             !kept.is_empty()
         });
+    }
+
+    fn keep(&self, peer: &Peer, connection: Connection) {
+        self.give_up();
+        let now = clock::now();
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if idle.len() >= PEERS_MAX && !idle.contains_key(peer) {
             return;
         }
