@@ -238,6 +238,20 @@ impl Cluster {
         draining
     }
 
+    /// Takes out the worker that runs so many requests, once one does.
+    pub async fn take_busy(&mut self, n_running: f64) -> Worker {
+        let index = wait::until("a worker runs it", START, async || {
+            for (index, worker) in self.workers.iter().enumerate() {
+                if worker.n_running().await.unwrap() >= n_running {
+                    return Ok(index);
+                }
+            }
+            Err("nobody")
+        })
+        .await;
+        self.workers.remove(index)
+    }
+
     /// Sends a worker away by the command.
     pub fn begin_drain(&self, worker: &str, more: &[&str]) -> Process {
         let mut command = Command::new(place::tessera());

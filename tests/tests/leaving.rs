@@ -42,20 +42,6 @@ async fn alone(cluster: &Cluster, body: &Value) -> Answer {
     answer
 }
 
-/// Takes the worker out of the cluster's that runs a request.
-async fn take_busy(cluster: &mut Cluster) -> Worker {
-    let index = wait::until("a worker runs it", START, async || {
-        for (index, worker) in cluster.workers.iter().enumerate() {
-            if worker.n_running().await.unwrap() >= 1.0 {
-                return Ok(index);
-            }
-        }
-        Err("nobody")
-    })
-    .await;
-    cluster.workers.remove(index)
-}
-
 /// Blocks that a worker has got from others, in bytes, and prompt tokens that it computed.
 async fn moved_and_computed(worker: &Worker) -> (f64, f64) {
     let metrics = Metrics::fetch(&worker.address).await.unwrap();
@@ -73,7 +59,7 @@ async fn what_only_a_leaving_worker_has_cached_moves_and_is_not_computed_again()
     let (client, router) = (Cluster::new_client(), cluster.routers[0].http.clone());
     let mut running = EventStream::open(&client, &router, "/v1/completions", &request("tiny", 250)).await.unwrap();
     running.next().await.unwrap().expect("a first token");
-    let mut leaving = take_busy(&mut cluster).await;
+    let mut leaving = cluster.take_busy(1.0).await;
     let (moved, computed) = moved_and_computed(&cluster.workers[0]).await;
     let mut draining = cluster.begin_drain(&leaving.id, &["--grace", "60s"]);
     wait::until("it moves before anybody asks", START, async || {
@@ -100,7 +86,7 @@ async fn hand_over(plan: Plan) {
     // Nobody waits for it when the test has failed.
     let reading = ask(&cluster, &body, || began.send(()).unwrap_or_default());
     has_begun.await.unwrap();
-    let mut leaving = take_busy(&mut cluster).await;
+    let mut leaving = cluster.take_busy(1.0).await;
     let (moved, computed) = moved_and_computed(&cluster.workers[0]).await;
     drop(cluster.drain(&leaving.id, &["--now"]));
     let answer = reading.await.unwrap();

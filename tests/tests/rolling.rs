@@ -124,16 +124,7 @@ async fn what_runs_at_the_end_of_a_workers_grace_goes_on_elsewhere() {
     for way in ["signal", "command"] {
         let (routers, body) = (routers.clone(), body.clone());
         let asked = tokio::spawn(async move { ask(&routers, 0, &body).await.unwrap() });
-        let index = wait::until("a worker runs it", START, async || {
-            for (index, worker) in cluster.workers.iter().enumerate() {
-                if worker.n_running().await.unwrap() >= 4.0 {
-                    return Ok(index);
-                }
-            }
-            Err("nobody")
-        })
-        .await;
-        let mut leaving = cluster.workers.remove(index);
+        let mut leaving = cluster.take_busy(4.0).await;
         if way == "signal" {
             leaving.process.terminate();
         } else {

@@ -122,12 +122,8 @@ impl Client {
     fn idle_connection(&self, peer: &Peer) -> Option<Connection> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = idle.get_mut(peer)?;
-        // The other side closes it later than this one gives it up.
-        let age_max = self.endpoint.config.idle_timeout() / 2;
         let now = clock::now();
-        let is_good =
-            |connection: &Connection| now.duration_since(connection.used_at) < age_max && !connection.link.has_input();
-        let found = std::iter::from_fn(|| kept.pop()).find(is_good);
+        let found = std::iter::from_fn(|| kept.pop()).find(|connection| self.is_good(connection, now));
         if kept.is_empty() {
             idle.remove(peer);
         }
@@ -143,13 +139,19 @@ impl Client {
     }
 
     fn give_up(&self) {
-        let (now, age_max) = (clock::now(), self.endpoint.config.idle_timeout() / 2);
+        let now = clock::now();
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         idle.retain(|_, kept| {
-            // Whoever closes a connection is heard of, too.
-            kept.retain(|one| now.duration_since(one.used_at) < age_max && !one.link.has_input());
+            kept.retain(|connection| self.is_good(connection, now));
             !kept.is_empty()
         });
+    }
+
+    /// Whether an idle connection can be used: the other side closes it later than this one gives it up, and says nothing
+    /// but that it has closed it.
+    fn is_good(&self, connection: &Connection, now: Instant) -> bool {
+        let age_max = self.endpoint.config.idle_timeout() / 2;
+        now.duration_since(connection.used_at) < age_max && !connection.link.has_input()
     }
 
     fn keep(&self, peer: &Peer, connection: Connection) {
