@@ -104,6 +104,19 @@ fn end(process: &mut Process, by_force: bool) {
     }
 }
 
+/// Every kind of fault once in random order, then again: what each of them costs for good is known half-way.
+#[derive(Default)]
+struct Faults(Vec<Fault>);
+
+impl Faults {
+    fn next(&mut self, random: &mut Random) -> Fault {
+        if self.0.is_empty() {
+            self.0.extend(FAULTS);
+        }
+        self.0.swap_remove(usize::try_from(random.below(self.0.len() as u64)).unwrap())
+    }
+}
+
 async fn strike(cluster: &mut Cluster, behind: &[Behind], fault: Fault, random: &mut Random) {
     let mut one_of = |n: usize| usize::try_from(random.below(n as u64)).unwrap();
     match fault {
@@ -221,11 +234,12 @@ async fn faults_under_load_leave_right_answers_and_nothing_behind() {
 
     let requests_per_s = LOAD * N_WORKERS as f64 * TOKENS_PER_S / N_TOKENS_MEAN;
     let load = Load::on(&cluster, &expected, Duration::from_secs_f64(1.0 / requests_per_s));
-    let (began, mut memory, mut struck) = (Instant::now(), Memory::default(), Vec::new());
+    let (began, mut memory) = (Instant::now(), Memory::default());
+    let (mut faults, mut struck) = (Faults::default(), Vec::new());
     let mut next = between / 2;
     while began.elapsed() < whole {
         if began.elapsed() >= next {
-            let fault = FAULTS[usize::try_from(random.below(FAULTS.len() as u64)).unwrap()];
+            let fault = faults.next(&mut random);
             let at = began.elapsed();
             strike(&mut cluster, &behind, fault, &mut random).await;
             eprintln!(
