@@ -143,6 +143,7 @@ impl From<&Occupancy> for wire::Occupancy {
             pairs_queued: occupancy.pairs_queued,
             computed: Some(occupancy.computed.into()),
             requests_begun: occupancy.requests_begun,
+            prompt_tokens_begun: occupancy.prompt_tokens_begun,
             stalled: occupancy.is_stalled,
             transfer_ms_per_token: occupancy.transfer_ms_per_token,
         }
@@ -167,6 +168,7 @@ impl TryFrom<wire::Occupancy> for Occupancy {
             pairs_queued: occupancy.pairs_queued,
             computed: occupancy.computed.map(Into::into).unwrap_or_default(),
             requests_begun: occupancy.requests_begun,
+            prompt_tokens_begun: occupancy.prompt_tokens_begun,
             is_stalled: occupancy.stalled,
             transfer_ms_per_token: occupancy.transfer_ms_per_token,
         })
@@ -289,6 +291,7 @@ mod tests {
             pairs_queued: 4.5,
             computed: StepLoad { prefill_tokens: 1 << 40, prefill_pairs: 0.5, decode_sequences: 6, decode_context: 7 },
             requests_begun: 8,
+            prompt_tokens_begun: 900,
             is_stalled: true,
             transfer_ms_per_token: 0.25,
         };

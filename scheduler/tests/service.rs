@@ -127,6 +127,7 @@ fn occupancy(member: &Member, step: u64) -> Occupancy {
         pairs_queued: 0.0,
         computed: StepLoad::default(),
         requests_begun: 0,
+        prompt_tokens_begun: 0,
         is_stalled: false,
         transfer_ms_per_token: 0.0,
     }

@@ -3,8 +3,13 @@
 //! Demand is in terms that do not depend on roles: work of prompts and tokens of answers that come in a second.
 //! A first token is late if its prompt waits too long: waits are those of a queue with as many servers as engines compute
 //! prompts (Erlang, 1917), longer where work comes in large pieces (Lee and Longton, 1959), and exponential.
+//! Prompts that would wait long for engines that compute them for others are computed where they decode.
 //! A request is slow if steps take too long, or if too much of others' prompts is computed while it decodes: the sum of
 //! many random pieces, which is taken for normal.
+//! Where prompts move, two engines keep what they have in common, so that less of them is cached.
+//!
+//! Constants that no theory gives are those with which the promises order what the simulation measures: Mooncake's whole
+//! conversation and synthetic traces at four speeds on eight engines, each with every split (`cargo xtask full roles`).
 
 use contract::cost::CostCoefficients;
 
@@ -17,6 +22,8 @@ pub(super) struct Demand {
     pub(super) prefill: f64,
     /// Variance of that, in square seconds for each second.
     pub(super) prefill_variance: f64,
+    /// Part of their tokens that is cached where all engines do everything.
+    pub(super) hits: f64,
     /// Requests in a second.
     pub(super) requests: f64,
     /// Tokens that are decoded in a second.
@@ -43,13 +50,20 @@ pub(super) struct Goals {
 const UTILIZATION_MAX: f64 = 0.95;
 /// What it costs, in parts of requests that meet their goals, when the slowest of a hundred tokens takes
 /// [`GAP_GOALS`] times the goal.
-const PRICE_OF_GAP: f64 = 0.1;
+const PRICE_OF_GAP: f64 = 0.03;
 /// See [`PRICE_OF_GAP`].
 const GAP_GOALS: f64 = 4.0;
-/// What a split must be worth at all: prompts move, and fewer engines share each kind of work.
-const PRICE_OF_SPLIT: f64 = 0.06;
-/// Square of a context's mean to the mean of its square: contexts vary as much as they are long.
-const CONTEXT_SQUARES: f64 = 2.0;
+/// What it costs, in the same, if as much more of prompts is computed as there was: their first tokens come later.
+const PRICE_OF_MISSES: f64 = 0.3;
+/// Part of [`Demand::hits`] that is cached no more where prompts move.
+const HITS_LOST: f64 = 0.3;
+/// As many times what an engine takes for a prompt are waited for an engine that computes it for others.
+const PATIENCE: f64 = 8.0;
+/// How much of waiting engines that decode take off those that compute prompts for them.
+const HELPED: f64 = 0.8;
+/// How much a batch's work varies, as a multiple of what it would if requests came by chance and were equally long: they
+/// come in waves, and contexts vary more than they are long.
+const CONTEXT_SQUARES: f64 = 6.0;
 
 /// How engines decode beside prompts.
 struct Decoding {
@@ -71,19 +85,52 @@ impl Demand {
         }
         if n_prefill == 0 {
             let all = self.n_engines as f64;
-            let decoding = self.decoding(all, self.prefill / all, self.prefill_variance / all, goals);
+            let beside = self.hold_up() / all;
+            let decoding = self.decoding(all, beside * self.prefill, beside * self.prefill_variance, goals);
             // Each step of a prompt also decodes.
             let slowed = 1.0 + decoding.step_s / self.chunk_s();
             return self.first_tokens_on_time(self.n_engines, slowed, goals) * decoding.on_time
                 - price_of_gap(decoding.gap_s, goals);
         }
-        let n_decode = (self.n_engines - n_prefill) as f64;
-        let left = (self.prefill - UTILIZATION_MAX * n_prefill as f64).max(0.0);
-        let variance = self.prefill_variance * left / self.prefill.max(f64::MIN_POSITIVE);
-        let decoding = self.decoding(n_decode, left / n_decode, variance / n_decode, goals);
-        self.first_tokens_on_time(n_prefill, 1.0, goals) * decoding.on_time
+        let (more, n_decode) = (self.computed_again(), (self.n_engines - n_prefill) as f64);
+        let (prefill, prefill_variance) = (self.prefill * (1.0 + more), self.prefill_variance * (1.0 + more));
+        let split = Self { prefill, prefill_variance, ..*self };
+        let left = split.left_to_decode(n_prefill) / n_decode;
+        let decoding = self.decoding(n_decode, left * prefill, left * prefill_variance, goals);
+        let on_time = |n| split.first_tokens_on_time(n, 1.0, goals);
+        (HELPED * on_time(self.n_engines) + (1.0 - HELPED) * on_time(n_prefill)) * decoding.on_time
             - price_of_gap(decoding.gap_s, goals)
-            - PRICE_OF_SPLIT
+            - PRICE_OF_MISSES * more
+    }
+
+    /// The demand where all engines do everything, if this was seen where prompts move.
+    pub(super) fn as_if_mixed(self) -> Self {
+        let mixed = Self { hits: self.hits / (1.0 - HITS_LOST), ..self };
+        let more = 1.0 + mixed.computed_again();
+        Self { prefill: self.prefill / more, prefill_variance: self.prefill_variance / more, ..mixed }
+    }
+
+    /// How much more of prompts is computed where they move, as a part of what else would be.
+    fn computed_again(&self) -> f64 {
+        HITS_LOST * self.hits / (1.0 - self.hits).max(HITS_LOST)
+    }
+
+    /// Part of prompts that hold up requests where all engines do everything: an engine that has nothing to do takes a
+    /// prompt before one that decodes, so that only those hold up others that find none (Erlang's B).
+    fn hold_up(&self) -> f64 {
+        let n = self.n_engines as f64;
+        let decoding = self.tokens * (self.cost.decode_base_ms + self.cost.decode_per_sequence_ms) / 1e3;
+        let found_none = blocked(self.n_engines, self.prefill + decoding);
+        // Who finds none holds up one request at least, of as many as an engine has on average.
+        (found_none * (n / decoding.max(f64::MIN_POSITIVE)).max(1.0)).min(1.0)
+    }
+
+    /// Part of prompts that engines compute which decode, since `n_prefill` others have too much to do.
+    fn left_to_decode(&self, n_prefill: usize) -> f64 {
+        let (n, busy) = (n_prefill as f64, self.prefill.min(UTILIZATION_MAX * n_prefill as f64));
+        let impatient = waiting(n_prefill, busy) * (-PATIENCE * (n - busy)).exp();
+        let too_many = 1.0 - busy / self.prefill.max(f64::MIN_POSITIVE);
+        impatient.max(too_many)
     }
 
     /// Part of prompts that do not wait too long where `n` engines compute them, `slowed` times as long as alone.
@@ -142,10 +189,15 @@ fn price_of_gap(gap_s: f64, goals: &Goals) -> f64 {
 
 /// Part of those that come to `n` servers of which `busy` are busy on average who find no server free (Erlang's C).
 fn waiting(n: usize, busy: f64) -> f64 {
-    // Erlang's B by its recursion in the number of servers.
-    let blocked = (1..=n).fold(1.0, |blocked, n| busy * blocked / (n as f64 + busy * blocked));
+    let blocked = blocked(n, busy);
     let free = 1.0 - busy / n as f64;
     blocked / (free + (1.0 - free) * blocked)
+}
+
+/// Part of those that come to `n` servers who find no server free and go away, where as many as `busy` would be busy if
+/// there were enough (Erlang's B, by its recursion in the number of servers).
+fn blocked(n: usize, busy: f64) -> f64 {
+    (1..=n).fold(1.0, |blocked, n| busy * blocked / (n as f64 + busy * blocked))
 }
 
 /// The normal distribution, within 0.01 of it (a logistic one that is as wide).
@@ -168,6 +220,7 @@ mod tests {
             prefill: requests * prompt_s,
             // As much as prompts vary in a conversation: the mean of their squares is 6.5 times the square of the mean.
             prefill_variance: 6.5 * requests * prompt_s * prompt_s,
+            hits: 0.2,
             requests,
             tokens: requests * 350.0,
             context: 13_000.0,

@@ -3,6 +3,7 @@
 //! A worker that does everything holds up those that decode whenever it computes a part of a prompt; one that only
 //! computes prompts lies idle when there are none. What each number of prefill workers promises is weighed once a second
 //! for the demand of the last while, and a change must promise enough for long enough, so that roles do not swing.
+//! A split in which tokens take too long all the same is given up, and none is tried for a while.
 //!
 //! Several schedulers decide each by itself and alike: engines compute prompts up to a name, so that whoever counts as
 //! many gives the same ones that role, and an engine that comes back has the role that it had. A scheduler that has not
@@ -29,7 +30,7 @@ pub struct RoleSettings {
     pub decode_ms_goal: f64,
     /// Time to first token that is aimed at, in milliseconds.
     pub first_token_ms_goal: f64,
-    /// For so long another split must promise more before roles change, in milliseconds; demand is averaged over six
+    /// For so long another split must promise more before roles change, in milliseconds; demand is averaged over twelve
     /// times as long.
     pub settle_ms: u64,
 }
@@ -41,14 +42,23 @@ impl Default for RoleSettings {
 }
 
 /// The demand is averaged over so many times what a change takes to settle.
-const AVERAGED_OVER: f64 = 6.0;
+const AVERAGED_OVER: f64 = 12.0;
 /// What comes within such a part of that time counts as one, where the variance of the demand is concerned.
 const WINDOW: f64 = 0.5;
 /// More tokens are decoded in a second than were: those that end now were begun when fewer came, and decoding that cannot
 /// keep up hides how much is asked of it.
-const MORE_TOKENS: f64 = 1.25;
+const MORE_TOKENS: f64 = 1.1;
+/// Engines that decode as many requests at once on average are never idle for long, so that their steps tell what a token
+/// takes.
+const LOADED: f64 = 4.0;
+/// After so many windows in which tokens took too long a split has not kept its promise.
+const SLOW_WINDOWS: u32 = 6;
+/// So many times what a change takes to settle no split is believed in then: what made it bad is seen in it only.
+const LET_DOWN: u32 = 60;
+/// More of prompts than this is not taken for cached: what is computed is seen in larger pieces than what has begun.
+const HITS_MAX: f64 = 0.9;
 /// How many more of all requests must meet their goals for roles to change.
-const GAIN_MIN: f64 = 0.05;
+const GAIN_MIN: f64 = 0.02;
 
 /// Who has which role, and what is seen of the demand.
 #[derive(Clone, Debug)]
@@ -63,6 +73,10 @@ pub struct Roles {
     rates: Option<Rates>,
     /// Since when another number of prefill engines has promised more.
     wanted_since: Option<Instant>,
+    /// Windows one after the other in which engines that only decode took longer for a token than is aimed at.
+    n_slow: u32,
+    /// Until then no split is believed in, since the last one did not keep its promise.
+    no_split_until: Option<Instant>,
 }
 
 /// The roles of engines that were not told one.
@@ -79,10 +93,12 @@ enum Given {
 /// What an engine last reported.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
+    step: u64,
     computed: StepLoad,
     tokens_queued: u64,
     pairs_queued: f64,
     requests_begun: u64,
+    prompt_tokens_begun: u64,
 }
 
 /// What came within a time.
@@ -91,8 +107,13 @@ struct Coming {
     since: Option<Instant>,
     prefill_s: f64,
     requests: f64,
+    prompt_tokens: f64,
+    prompt_tokens_computed: f64,
     tokens: f64,
     context: f64,
+    /// Steps and tokens of engines that only decode.
+    decode_steps: f64,
+    decode_tokens: f64,
 }
 
 /// What comes in a second, on average.
@@ -102,6 +123,8 @@ struct Rates {
     prefill: f64,
     prefill_variance: f64,
     requests: f64,
+    prompt_tokens: f64,
+    prompt_tokens_computed: f64,
     tokens: f64,
     context: f64,
 }
@@ -116,13 +139,16 @@ impl Roles {
             has_begun: false,
             rates: None,
             wanted_since: None,
+            n_slow: 0,
+            no_split_until: None,
         }
     }
 
     /// Takes an engine's report.
     pub(super) fn observe(&mut self, occupancy: &Occupancy) {
-        let Occupancy { computed, tokens_queued, pairs_queued, requests_begun, .. } = *occupancy;
-        let now = Seen { computed, tokens_queued, pairs_queued, requests_begun };
+        let Occupancy { step, computed, tokens_queued, pairs_queued, requests_begun, prompt_tokens_begun, .. } =
+            *occupancy;
+        let now = Seen { step, computed, tokens_queued, pairs_queued, requests_begun, prompt_tokens_begun };
         let Some(before) = self.seen.insert(occupancy.engine.clone(), now) else { return };
         let grown = |of: fn(&Seen) -> u64| of(&now) as f64 - of(&before) as f64;
         // What was queued and is not computed in the end, since it was cached or is not wanted any more, is taken back.
@@ -130,8 +156,14 @@ impl Roles {
         let pairs = |seen: &Seen| seen.computed.prefill_pairs + seen.pairs_queued;
         self.coming.prefill_s += prefill_s(occupancy, tokens, pairs(&now) - pairs(&before));
         self.coming.requests += grown(|seen| seen.requests_begun);
+        self.coming.prompt_tokens += grown(|seen| seen.prompt_tokens_begun);
+        self.coming.prompt_tokens_computed += grown(|seen| seen.computed.prefill_tokens);
         self.coming.tokens += grown(|seen| seen.computed.decode_sequences);
         self.coming.context += grown(|seen| seen.computed.decode_context);
+        if self.of(&occupancy.engine) == Some(Role::Decode) {
+            self.coming.decode_steps += grown(|seen| seen.step);
+            self.coming.decode_tokens += grown(|seen| seen.computed.decode_sequences);
+        }
     }
 
     /// The role of an engine that was not told one, if there is any to be told.
@@ -152,19 +184,21 @@ impl Roles {
         if !self.settings.auto {
             return false;
         }
-        self.end_window(now);
-        let Some(demand) = self.demand(engines) else { return false };
+        let n_decode = engines.iter().filter(|view| self.of(&view.engine) == Some(Role::Decode)).count();
+        self.end_window(n_decode, now);
         let n_now = match self.given {
             Given::Unknown => None,
             _ => Some(engines.iter().filter(|view| self.of(&view.engine) == Some(Role::Prefill)).count()),
         };
-        let n_best = self.n_prefill(&demand, n_now);
+        let Some(demand) = self.demand(engines, n_now.unwrap_or_default() > 0) else { return false };
+        let is_let_down = self.no_split_until.is_some_and(|until| now < until);
+        let n_best = if is_let_down { 0 } else { self.n_prefill(&demand, n_now) };
         if n_now == Some(n_best) {
             self.wanted_since = None;
             return false;
         }
         let since = *self.wanted_since.get_or_insert(now);
-        if now.saturating_duration_since(since) < Duration::from_millis(self.settings.settle_ms) {
+        if !is_let_down && now.saturating_duration_since(since) < Duration::from_millis(self.settings.settle_ms) {
             return false;
         }
         self.wanted_since = None;
@@ -181,15 +215,19 @@ impl Roles {
         let goals = Goals { first_token_s: first_token_ms_goal / 1e3, token_s: decode_ms_goal / 1e3 };
         let promises = (0..demand.n_engines).map(|n| (n, demand.promise(n, &goals)));
         let (n_best, best) = promises.rev().max_by(|(_, one), (_, two)| one.total_cmp(two)).unwrap_or_default();
-        n_now.filter(|&n| best < demand.promise(n, &goals) + GAIN_MIN).unwrap_or(n_best)
+        // A split that promises no more than none is ended at once.
+        let gain_min = if n_best == 0 { 0.0 } else { GAIN_MIN };
+        n_now.filter(|&n| best < demand.promise(n, &goals) + gain_min).unwrap_or(n_best)
     }
 
-    fn demand(&self, engines: &[&EngineView]) -> Option<Demand> {
+    fn demand(&self, engines: &[&EngineView], is_split: bool) -> Option<Demand> {
         let rates = self.rates?;
         let mut reports = engines.iter().filter_map(|view| view.occupancy.as_ref());
         let known = reports.find(|report| is_known(&report.cost))?;
-        Some(Demand {
+        let hits = 1.0 - rates.prompt_tokens_computed / rates.prompt_tokens.max(f64::MIN_POSITIVE);
+        let seen = Demand {
             n_engines: engines.len(),
+            hits: hits.clamp(0.0, HITS_MAX),
             prefill: rates.prefill.max(0.0),
             prefill_variance: rates.prefill_variance,
             requests: rates.requests,
@@ -197,11 +235,12 @@ impl Roles {
             context: rates.context / rates.tokens.max(f64::MIN_POSITIVE),
             step_tokens: u64::from(known.step_tokens),
             cost: known.cost,
-        })
+        };
+        Some(if is_split { seen.as_if_mixed() } else { seen })
     }
 
     /// Folds what came into the averages, once there is enough of it.
-    fn end_window(&mut self, now: Instant) {
+    fn end_window(&mut self, n_decode: usize, now: Instant) {
         let since = *self.coming.since.get_or_insert(now);
         let seconds = now.saturating_duration_since(since).as_secs_f64();
         let settle_s = self.settings.settle_ms as f64 / 1e3;
@@ -213,24 +252,46 @@ impl Roles {
         if !self.has_begun || seconds < WINDOW * settle_s {
             return;
         }
-        let Coming { prefill_s, requests, tokens, context, .. } =
-            std::mem::replace(&mut self.coming, Coming { since: Some(now), ..Coming::default() });
-        let none =
-            Rates { began: since, prefill: 0.0, prefill_variance: 0.0, requests: 0.0, tokens: 0.0, context: 0.0 };
-        let before = self.rates.unwrap_or(none);
+        let coming = std::mem::replace(&mut self.coming, Coming { since: Some(now), ..Coming::default() });
+        let before = self.rates.unwrap_or(Rates::none(since));
+        let token_ms = 1e3 * n_decode as f64 * seconds / coming.decode_steps;
+        let is_slow = coming.decode_tokens > LOADED * coming.decode_steps && token_ms > self.settings.decode_ms_goal;
+        self.n_slow = if is_slow { self.n_slow + 1 } else { 0 };
+        if self.n_slow >= SLOW_WINDOWS {
+            (self.n_slow, self.no_split_until) =
+                (0, Some(now + LET_DOWN * Duration::from_millis(self.settings.settle_ms)));
+        }
         // All count alike at first, and later those that are recent.
         let recent = 1.0 - (-seconds / (AVERAGED_OVER * settle_s)).exp();
         let weight = recent.max(seconds / now.saturating_duration_since(before.began).as_secs_f64());
         let mean = |before: f64, sum: f64| before + weight * (sum / seconds - before);
-        let off = prefill_s / seconds - before.prefill;
+        let off = coming.prefill_s / seconds - before.prefill;
         self.rates = Some(Rates {
             began: before.began,
-            prefill: mean(before.prefill, prefill_s),
+            prefill: mean(before.prefill, coming.prefill_s),
             prefill_variance: (1.0 - weight) * (before.prefill_variance + weight * off * off * seconds),
-            requests: mean(before.requests, requests),
-            tokens: mean(before.tokens, tokens),
-            context: mean(before.context, context),
+            requests: mean(before.requests, coming.requests),
+            prompt_tokens: mean(before.prompt_tokens, coming.prompt_tokens),
+            prompt_tokens_computed: mean(before.prompt_tokens_computed, coming.prompt_tokens_computed),
+            tokens: mean(before.tokens, coming.tokens),
+            context: mean(before.context, coming.context),
         });
+    }
+}
+
+impl Rates {
+    /// Nothing, from `began` on.
+    fn none(began: Instant) -> Self {
+        Self {
+            began,
+            prefill: 0.0,
+            prefill_variance: 0.0,
+            requests: 0.0,
+            prompt_tokens: 0.0,
+            prompt_tokens_computed: 0.0,
+            tokens: 0.0,
+            context: 0.0,
+        }
     }
 }
 

@@ -23,14 +23,14 @@ fn is_full() -> bool {
     std::env::var_os("TESSERA_FULL").is_some()
 }
 
-/// The first requests of whole traces, or a slice of the one where roles are given long before it ends.
+/// Whole traces, or a slice of the one where roles are given long before it ends.
 fn traces() -> Vec<Prepared> {
     let slices = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../fixtures/traces");
     std::env::var_os("TESSERA_TRACES").map(PathBuf::from).map_or_else(
         || vec![trace(&slices.join("mooncake_conversation.jsonl"), 400)],
         |dir| {
-            let whole = [("mooncake_conversation_trace.jsonl", 3_000), ("mooncake_synthetic_trace.jsonl", 2_000)];
-            whole.into_iter().map(|(name, n)| trace(&dir.join(name), n)).collect()
+            let whole = ["mooncake_conversation_trace.jsonl", "mooncake_synthetic_trace.jsonl"];
+            whole.into_iter().map(|name| trace(&dir.join(name), usize::MAX)).collect()
         },
     )
 }
@@ -108,7 +108,7 @@ const NOISE_OF_SLICE: f64 = 0.05;
 
 #[test]
 fn automatic_roles_are_worth_as_much_as_the_best_fixed_ones() {
-    let speeds: &[f64] = if is_full() { &[0.5, 1.0] } else { &[1.0] };
+    let speeds: &[f64] = if is_full() { &[0.5, 0.75, 1.0] } else { &[1.0] };
     let n_prefills = if is_full() { 4..=7 } else { 6..=7 };
     let noise = if std::env::var_os("TESSERA_TRACES").is_some() { NOISE } else { NOISE_OF_SLICE };
     for load in traces() {
@@ -126,9 +126,10 @@ fn automatic_roles_are_worth_as_much_as_the_best_fixed_ones() {
 
 #[test]
 fn a_split_halves_the_longest_gaps_and_first_tokens_come_hardly_later() {
-    for load in traces() {
+    // Faster, the second overloads every split: its prompts share so much that nothing is worth what caches lose.
+    for (load, speed) in traces().into_iter().zip([1.0, 0.75]) {
         let name = load.workload().name();
-        let found = runs(&load, 8, 1.0, &[Roles::Mixed, fixed(6, 8), auto()]);
+        let found = runs(&load, 8, speed, &[Roles::Mixed, fixed(6, 8), auto()]);
         let p99 = |of: fn(&Report) -> f64| [0, 1, 2].map(|index| mean(&found[index], of));
         let (gaps, first_tokens) = (p99(|report| report.itl_s.p99), p99(|report| report.ttft_s.p99));
         for split in [1, 2] {

@@ -104,7 +104,10 @@ impl Engine {
             }
         }
         let cached_tokens = sequence.cached_tokens.filter(|_| !sequence.has_reported);
-        self.counters.requests_begun += u64::from(!std::mem::replace(&mut sequence.has_reported, true));
+        if !std::mem::replace(&mut sequence.has_reported, true) {
+            self.counters.requests_begun += 1;
+            self.counters.prompt_tokens_begun += sequence.n_prompt as u64;
+        }
         let event = OutputEvent::Tokens { first_position, tokens, finish, cached_tokens };
         outputs.push(Output { key: sequence.key(), request: sequence.id, attempt: sequence.attempt, event });
         if finish.is_some() {

@@ -218,6 +218,7 @@ impl Engine {
             step_tokens: self.config.prefill_budget.unwrap_or(self.config.token_budget),
             computed: self.counters.computed,
             requests_begun: self.counters.requests_begun,
+            prompt_tokens_begun: self.counters.prompt_tokens_begun,
             is_stalled: false,
             transfer_ms_per_token: 0.0,
         }

@@ -89,6 +89,8 @@ pub struct Counters {
     pub computed: StepLoad,
     /// Requests that had a first token here.
     pub requests_begun: u64,
+    /// Prompt tokens of those.
+    pub prompt_tokens_begun: u64,
     /// Tokens emitted.
     pub tokens_generated: u64,
     /// KV events dropped because nobody drained them; readers see the gap.

@@ -19,8 +19,8 @@ fn engine(index: u64, life: u64) -> EngineId {
     EngineId { worker: format!("w{index}").into(), incarnation: Incarnation(life), data_rank: DataRank(0) }
 }
 
-/// An engine that has computed so many tokens of prompts, and of answers for so many requests.
-fn view(engine: EngineId, prefill_tokens: u64, decode_sequences: u64, requests_begun: u64) -> EngineView {
+/// An engine that has computed so many tokens of prompts, and in so many steps of answers, for so many requests.
+fn view(engine: EngineId, [prefill_tokens, decode_sequences, requests_begun, step]: [u64; 4]) -> EngineView {
     let one = Fingerprint([1; 16]);
     EngineView {
         engine: engine.clone(),
@@ -39,7 +39,7 @@ fn view(engine: EngineId, prefill_tokens: u64, decode_sequences: u64, requests_b
         draining: None,
         occupancy: Some(Occupancy {
             engine,
-            step: 1,
+            step,
             blocks: BlockCounts { total: 4, allocated: 0, cached: 0, free: 4 },
             requests_waiting: 0,
             requests_running: 16,
@@ -51,6 +51,7 @@ fn view(engine: EngineId, prefill_tokens: u64, decode_sequences: u64, requests_b
             step_tokens: 512,
             computed: StepLoad { prefill_tokens, decode_sequences, ..StepLoad::default() },
             requests_begun,
+            prompt_tokens_begun: prefill_tokens,
             is_stalled: false,
             transfer_ms_per_token: 0.0,
         }),
@@ -62,22 +63,24 @@ struct Cluster {
     engines: Vec<EngineId>,
     started: Instant,
     second: u64,
-    computed: [u64; 3],
+    /// Requests that each engine decodes at once.
+    batch: u64,
+    computed: [u64; 4],
 }
 
 impl Cluster {
     fn new(n: u64) -> Self {
         let engines = (0..n).map(|index| engine(index, 1)).collect();
-        Self { engines, started: daemon::clock::now(), second: 0, computed: [0; 3] }
+        Self { engines, started: daemon::clock::now(), second: 0, batch: 10, computed: [0; 4] }
     }
 
     /// Lets a second go by in which each engine computes so many tokens of prompts, of answers, and begins so many
     /// requests; yields which schedulers changed roles.
-    fn go_on(&mut self, load: [u64; 3], schedulers: &mut [Roles]) -> Vec<bool> {
+    fn go_on(&mut self, [prompts, answers, requests]: [u64; 3], schedulers: &mut [Roles]) -> Vec<bool> {
         self.second += 1;
+        let load = [prompts, answers, requests, answers / self.batch];
         self.computed.iter_mut().zip(load).for_each(|(sum, new)| *sum += new);
-        let [prompts, answers, requests] = self.computed;
-        let views: Vec<_> = self.engines.iter().map(|id| view(id.clone(), prompts, answers, requests)).collect();
+        let views: Vec<_> = self.engines.iter().map(|id| view(id.clone(), self.computed)).collect();
         let (views, now) = (views.iter().collect::<Vec<_>>(), self.started + Duration::from_secs(self.second));
         let decide = |roles: &mut Roles| {
             views.iter().for_each(|view| roles.observe(view.occupancy.as_ref().unwrap()));
@@ -109,6 +112,21 @@ fn roles_change_when_a_split_promises_more_for_long_enough_and_change_back() {
     let [(first, split), (second, mixed)] = &changes[..] else { panic!("{changes:?}") };
     assert!((10..30).contains(first) && (130..380).contains(second), "{changes:?}");
     assert_eq!((split, mixed), (&vec![PREFILL, DECODE], &vec![MIXED; 2]));
+}
+
+#[test]
+fn a_split_in_which_tokens_take_too_long_is_given_up_and_tried_again_much_later() {
+    let (mut cluster, mut roles) = (Cluster::new(2), [Roles::new(RoleSettings::default())]);
+    // 15 steps a second: 67 ms for each token.
+    cluster.batch = 20;
+    let mut changes = Vec::new();
+    for second in 0..800 {
+        if cluster.go_on([530, 300, 1], &mut roles)[0] {
+            changes.push((second, cluster.roles(&roles[0])[0]));
+        }
+    }
+    let [(first, PREFILL), (second, MIXED), (third, PREFILL), (_, MIXED)] = changes[..] else { panic!("{changes:?}") };
+    assert!((25..=60).contains(&(second - first)) && (600..=640).contains(&(third - second)), "{changes:?}");
 }
 
 #[test]

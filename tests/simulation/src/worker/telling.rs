@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use contract::kv::KvEvent;
+use contract::occupancy::Occupancy;
 
 use super::Worker;
 use crate::event::{Event, KvMessage, ToScheduler, ToWorker};
@@ -63,7 +64,8 @@ impl Worker {
     pub(super) fn report(&mut self, network: &mut Network) {
         self.is_report_due = false;
         self.reported = network.now;
-        let occupancy = Box::new(self.engine.occupancy(self.id.clone(), self.cost));
-        network.report(ToScheduler::Report { worker: self.index, occupancy });
+        let transfer_ms_per_token = 1e3 / self.links.tokens_per_s;
+        let occupancy = Occupancy { transfer_ms_per_token, ..self.engine.occupancy(self.id.clone(), self.cost) };
+        network.report(ToScheduler::Report { worker: self.index, occupancy: Box::new(occupancy) });
     }
 }
