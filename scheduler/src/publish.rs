@@ -30,7 +30,7 @@ pub(crate) enum Event {
         /// On which stream.
         stream: StreamId,
         /// What.
-        occupancy: Occupancy,
+        occupancy: Box<Occupancy>,
     },
     /// A stream of reports ended.
     StreamEnded(StreamId),
@@ -100,7 +100,7 @@ impl Publisher {
         match event {
             Event::Report { stream, occupancy } => {
                 let engine = occupancy.engine.clone();
-                if let Err(ignored) = self.state.report(occupancy, stream, clock::now()) {
+                if let Err(ignored) = self.state.report(*occupancy, stream, clock::now()) {
                     tracing::debug!(%engine, reason = %ignored, "occupancy report ignored");
                     self.telemetry.ignored(ignored);
                 }

@@ -70,7 +70,7 @@ impl Scheduler for Service {
                 return Ok(Response::new(wire::ReportOccupancyResponse {}));
             };
             let occupancy = Occupancy::try_from(report.occupancy.ok_or(WireError::Missing("occupancy"))?)?;
-            let event = Event::Report { stream: ended.stream, occupancy };
+            let event = Event::Report { stream: ended.stream, occupancy: Box::new(occupancy) };
             self.events.send(event).await.map_err(|_| Status::unavailable("the scheduler is shutting down"))?;
         }
     }

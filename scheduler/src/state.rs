@@ -137,7 +137,9 @@ impl State {
             return Err(Ignored::OldStep);
         }
         self.reports.insert(occupancy.engine.clone(), Report { stream, at: now, step });
-        self.roles.observe(&occupancy);
+        if !self.is_told(&occupancy.engine) {
+            self.roles.observe(&occupancy, now);
+        }
         self.set_occupancy(index, Some(occupancy));
         Ok(())
     }
@@ -193,13 +195,18 @@ impl State {
         }
     }
 
+    /// Whether its worker was told a role for good.
+    fn is_told(&self, engine: &EngineId) -> bool {
+        let member = self.members.get(&key_of(engine));
+        member.is_some_and(|member| member.role.is_some())
+    }
+
     fn find(&self, engine: &EngineId) -> Option<usize> {
         self.view.engines.binary_search_by(|view| view.engine.cmp(engine)).ok()
     }
 
     fn why_unknown(&self, engine: &EngineId) -> Ignored {
-        let key =
-            MemberKey { kind: MemberKind::Worker, id: engine.worker.to_string(), incarnation: engine.incarnation };
+        let key = key_of(engine);
         if self.refused.contains_key(&key) {
             Ignored::Refused
         } else if self.members.contains_key(&key) {
@@ -237,6 +244,10 @@ impl State {
         self.refused = decided.refused;
         new
     }
+}
+
+fn key_of(engine: &EngineId) -> MemberKey {
+    MemberKey { kind: MemberKind::Worker, id: engine.worker.to_string(), incarnation: engine.incarnation }
 }
 
 fn engines_of(member: &Member, roles: &Roles) -> Vec<EngineView> {

@@ -54,7 +54,7 @@ pub struct Occupancy {
     pub computed: StepLoad,
     /// Requests that had their first token here in this life.
     pub requests_begun: u64,
-    /// Prompt tokens of those, whoever computed them.
+    /// Prompt tokens of those, whoever computed them; 0 is not known.
     pub prompt_tokens_begun: u64,
     /// It stands still: a step, or the answer to an event, takes longer than it can; its worker ends what runs there.
     pub is_stalled: bool,

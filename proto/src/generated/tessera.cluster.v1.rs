@@ -126,7 +126,7 @@ pub struct Occupancy {
     /// What moving a token's keys and values from or to its worker took of late, in milliseconds; 0 is not known.
     #[prost(double, tag = "16")]
     pub transfer_ms_per_token: f64,
-    /// Prompt tokens of the requests that had their first token here in this life, whoever computed them.
+    /// Prompt tokens of the requests that had their first token here in this life, whoever computed them; 0 is not known.
     #[prost(uint64, tag = "17")]
     pub prompt_tokens_begun: u64,
 }

@@ -6,10 +6,10 @@
 //! Prompts that would wait long for engines that compute them for others are computed where they decode.
 //! A request is slow if steps take too long, or if too much of others' prompts is computed while it decodes: the sum of
 //! many random pieces, which is taken for normal.
-//! Where prompts move, two engines keep what they have in common, so that less of them is cached.
+//! Where prompts move, two engines keep each of them, so that less of others is cached.
 //!
 //! Constants that no theory gives are those with which the promises order what the simulation measures: Mooncake's whole
-//! conversation and synthetic traces at four speeds on eight engines, each with every split (`cargo xtask full roles`).
+//! conversation and synthetic traces at several speeds on eight engines, each with most splits (`cargo xtask full roles`).
 
 use contract::cost::CostCoefficients;
 
@@ -22,7 +22,7 @@ pub(super) struct Demand {
     pub(super) prefill: f64,
     /// Variance of that, in square seconds for each second.
     pub(super) prefill_variance: f64,
-    /// Part of their tokens that is cached where all engines do everything.
+    /// Part of prompts' tokens that is cached where all engines do everything; less than 1.
     pub(super) hits: f64,
     /// Requests in a second.
     pub(super) requests: f64,
@@ -55,15 +55,15 @@ const PRICE_OF_GAP: f64 = 0.03;
 const GAP_GOALS: f64 = 4.0;
 /// What it costs, in the same, if as much more of prompts is computed as there was: their first tokens come later.
 const PRICE_OF_MISSES: f64 = 0.3;
-/// Part of [`Demand::hits`] that is cached no more where prompts move.
+/// Part of [`Demand::hits`] that is cached no more where prompts move: 0.2 to 0.34 in simulation.
 const HITS_LOST: f64 = 0.3;
 /// As many times what an engine takes for a prompt are waited for an engine that computes it for others.
 const PATIENCE: f64 = 8.0;
 /// How much of waiting engines that decode take off those that compute prompts for them.
 const HELPED: f64 = 0.8;
 /// How much a batch's work varies, as a multiple of what it would if requests came by chance and were equally long: they
-/// come in waves, and contexts vary more than they are long.
-const CONTEXT_SQUARES: f64 = 6.0;
+/// come in waves, and contexts vary as much as they are long.
+const BATCH_VARIES: f64 = 6.0;
 
 /// How engines decode beside prompts.
 struct Decoding {
@@ -92,7 +92,7 @@ impl Demand {
             return self.first_tokens_on_time(self.n_engines, slowed, goals) * decoding.on_time
                 - price_of_gap(decoding.gap_s, goals);
         }
-        let (more, n_decode) = (self.computed_again(), (self.n_engines - n_prefill) as f64);
+        let (more, n_decode) = (computed_again(self.hits), (self.n_engines - n_prefill) as f64);
         let (prefill, prefill_variance) = (self.prefill * (1.0 + more), self.prefill_variance * (1.0 + more));
         let split = Self { prefill, prefill_variance, ..*self };
         let left = split.left_to_decode(n_prefill) / n_decode;
@@ -101,18 +101,6 @@ impl Demand {
         (HELPED * on_time(self.n_engines) + (1.0 - HELPED) * on_time(n_prefill)) * decoding.on_time
             - price_of_gap(decoding.gap_s, goals)
             - PRICE_OF_MISSES * more
-    }
-
-    /// The demand where all engines do everything, if this was seen where prompts move.
-    pub(super) fn as_if_mixed(self) -> Self {
-        let mixed = Self { hits: self.hits / (1.0 - HITS_LOST), ..self };
-        let more = 1.0 + mixed.computed_again();
-        Self { prefill: self.prefill / more, prefill_variance: self.prefill_variance / more, ..mixed }
-    }
-
-    /// How much more of prompts is computed where they move, as a part of what else would be.
-    fn computed_again(&self) -> f64 {
-        HITS_LOST * self.hits / (1.0 - self.hits).max(HITS_LOST)
     }
 
     /// Part of prompts that hold up requests where all engines do everything: an engine that has nothing to do takes a
@@ -162,7 +150,7 @@ impl Demand {
         }
         let step_s = base_s / (1.0 - busy);
         let batch = tokens * step_s / free;
-        let of_steps = each_s * each_s * batch * CONTEXT_SQUARES;
+        let of_steps = each_s * each_s * batch * BATCH_VARIES;
         let n_tokens = self.tokens / self.requests.max(f64::MIN_POSITIVE);
         let of_prompts = variance * goals.token_s / n_tokens.max(1.0);
         let room_s = goals.token_s * free - step_s;
@@ -181,6 +169,11 @@ impl Demand {
     fn prompt_s(&self) -> f64 {
         self.prefill / self.requests.max(f64::MIN_POSITIVE)
     }
+}
+
+/// How much more of prompts is computed where they move, as a part of what else would be, where a part `hits` is cached.
+pub(super) fn computed_again(hits: f64) -> f64 {
+    HITS_LOST * hits / (1.0 - hits)
 }
 
 fn price_of_gap(gap_s: f64, goals: &Goals) -> f64 {

@@ -18,7 +18,7 @@ use contract::occupancy::Occupancy;
 use contract::view::{EngineView, Role};
 use serde::{Deserialize, Serialize};
 
-use super::demand::{Demand, Goals};
+use super::demand::{Demand, Goals, computed_again};
 
 /// How roles are given.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -48,15 +48,15 @@ const WINDOW: f64 = 0.5;
 /// More tokens are decoded in a second than were: those that end now were begun when fewer came, and decoding that cannot
 /// keep up hides how much is asked of it.
 const MORE_TOKENS: f64 = 1.1;
-/// Engines that decode as many requests at once on average are never idle for long, so that their steps tell what a token
+/// Engines that decode as many requests at once on average hardly wait for one, so that their steps tell what a token
 /// takes.
 const LOADED: f64 = 4.0;
 /// After so many windows in which tokens took too long a split has not kept its promise.
 const SLOW_WINDOWS: u32 = 6;
 /// So many times what a change takes to settle no split is believed in then: what made it bad is seen in it only.
 const LET_DOWN: u32 = 60;
-/// More of prompts than this is not taken for cached: what is computed is seen in larger pieces than what has begun.
-const HITS_MAX: f64 = 0.9;
+/// More of prompts than this is not taken for cached, as what a split would lose of it is not known.
+const HITS_MAX: f64 = 0.7;
 /// How many more of all requests must meet their goals for roles to change.
 const GAIN_MIN: f64 = 0.02;
 
@@ -93,6 +93,8 @@ enum Given {
 /// What an engine last reported.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
+    at: Instant,
+    requests_running: u32,
     step: u64,
     computed: StepLoad,
     tokens_queued: u64,
@@ -111,12 +113,13 @@ struct Coming {
     prompt_tokens_computed: f64,
     tokens: f64,
     context: f64,
-    /// Steps and tokens of engines that only decode.
+    /// Time in which engines that only decode have something to do, their steps and tokens in it.
+    decode_s: f64,
     decode_steps: f64,
     decode_tokens: f64,
 }
 
-/// What comes in a second, on average.
+/// What comes in a second, on average; of prompts what is computed where all engines do everything.
 #[derive(Clone, Copy, Debug)]
 struct Rates {
     began: Instant,
@@ -144,11 +147,20 @@ impl Roles {
         }
     }
 
-    /// Takes an engine's report.
-    pub(super) fn observe(&mut self, occupancy: &Occupancy) {
-        let Occupancy { step, computed, tokens_queued, pairs_queued, requests_begun, prompt_tokens_begun, .. } =
-            *occupancy;
-        let now = Seen { step, computed, tokens_queued, pairs_queued, requests_begun, prompt_tokens_begun };
+    /// Takes the report of an engine that was not told a role, received `at`.
+    pub(super) fn observe(&mut self, occupancy: &Occupancy, at: Instant) {
+        let Occupancy { requests_running, step, computed, tokens_queued, pairs_queued, .. } = *occupancy;
+        let Occupancy { requests_begun, prompt_tokens_begun, .. } = *occupancy;
+        let now = Seen {
+            at,
+            requests_running,
+            step,
+            computed,
+            tokens_queued,
+            pairs_queued,
+            requests_begun,
+            prompt_tokens_begun,
+        };
         let Some(before) = self.seen.insert(occupancy.engine.clone(), now) else { return };
         let grown = |of: fn(&Seen) -> u64| of(&now) as f64 - of(&before) as f64;
         // What was queued and is not computed in the end, since it was cached or is not wanted any more, is taken back.
@@ -160,7 +172,9 @@ impl Roles {
         self.coming.prompt_tokens_computed += grown(|seen| seen.computed.prefill_tokens);
         self.coming.tokens += grown(|seen| seen.computed.decode_sequences);
         self.coming.context += grown(|seen| seen.computed.decode_context);
-        if self.of(&occupancy.engine) == Some(Role::Decode) {
+        let is_busy = before.requests_running > 0 && requests_running > 0;
+        if is_busy && self.of(&occupancy.engine) == Some(Role::Decode) {
+            self.coming.decode_s += at.saturating_duration_since(before.at).as_secs_f64();
             self.coming.decode_steps += grown(|seen| seen.step);
             self.coming.decode_tokens += grown(|seen| seen.computed.decode_sequences);
         }
@@ -184,13 +198,17 @@ impl Roles {
         if !self.settings.auto {
             return false;
         }
-        let n_decode = engines.iter().filter(|view| self.of(&view.engine) == Some(Role::Decode)).count();
-        self.end_window(n_decode, now);
         let n_now = match self.given {
             Given::Unknown => None,
             _ => Some(engines.iter().filter(|view| self.of(&view.engine) == Some(Role::Prefill)).count()),
         };
-        let Some(demand) = self.demand(engines, n_now.unwrap_or_default() > 0) else { return false };
+        self.end_window(n_now.is_some_and(|n| n > 0), now);
+        // Whoever does not say what was asked for says nothing of what is cached either.
+        let is_old = |seen: &Seen| seen.requests_begun > 0 && seen.prompt_tokens_begun == 0;
+        if self.seen.values().any(is_old) {
+            return false;
+        }
+        let Some(demand) = self.demand(engines) else { return false };
         let is_let_down = self.no_split_until.is_some_and(|until| now < until);
         let n_best = if is_let_down { 0 } else { self.n_prefill(&demand, n_now) };
         if n_now == Some(n_best) {
@@ -201,7 +219,9 @@ impl Roles {
         if !is_let_down && now.saturating_duration_since(since) < Duration::from_millis(self.settings.settle_ms) {
             return false;
         }
-        self.wanted_since = None;
+        (self.wanted_since, self.n_slow) = (None, 0);
+        // What came under other roles says nothing of these.
+        self.coming = Coming { since: Some(now), ..Coming::default() };
         self.given = match n_best.checked_sub(1) {
             None => Given::Mixed,
             Some(last) => Given::UpTo(engines[last].engine.worker.clone(), engines[last].engine.data_rank),
@@ -209,25 +229,24 @@ impl Roles {
         true
     }
 
-    /// The number of prefill engines that promises most; another than `n_now` only if it promises enough.
+    /// The number of prefill engines that promises most; another than `n_now` only if it promises enough, or is none and
+    /// promises as much.
     fn n_prefill(&self, demand: &Demand, n_now: Option<usize>) -> usize {
         let RoleSettings { decode_ms_goal, first_token_ms_goal, .. } = self.settings;
         let goals = Goals { first_token_s: first_token_ms_goal / 1e3, token_s: decode_ms_goal / 1e3 };
-        let promises = (0..demand.n_engines).map(|n| (n, demand.promise(n, &goals)));
-        let (n_best, best) = promises.rev().max_by(|(_, one), (_, two)| one.total_cmp(two)).unwrap_or_default();
-        // A split that promises no more than none is ended at once.
-        let gain_min = if n_best == 0 { 0.0 } else { GAIN_MIN };
-        n_now.filter(|&n| best < demand.promise(n, &goals) + gain_min).unwrap_or(n_best)
+        let is_change = |n: usize| n > 0 && n_now.is_some_and(|now| now != n);
+        let worth = |n| demand.promise(n, &goals) - if is_change(n) { GAIN_MIN } else { 0.0 };
+        let worths = (0..demand.n_engines).map(|n| (n, worth(n)));
+        worths.rev().max_by(|(_, one), (_, two)| one.total_cmp(two)).map_or(0, |(n, _)| n)
     }
 
-    fn demand(&self, engines: &[&EngineView], is_split: bool) -> Option<Demand> {
+    fn demand(&self, engines: &[&EngineView]) -> Option<Demand> {
         let rates = self.rates?;
         let mut reports = engines.iter().filter_map(|view| view.occupancy.as_ref());
         let known = reports.find(|report| is_known(&report.cost))?;
-        let hits = 1.0 - rates.prompt_tokens_computed / rates.prompt_tokens.max(f64::MIN_POSITIVE);
-        let seen = Demand {
+        Some(Demand {
             n_engines: engines.len(),
-            hits: hits.clamp(0.0, HITS_MAX),
+            hits: rates.hits(),
             prefill: rates.prefill.max(0.0),
             prefill_variance: rates.prefill_variance,
             requests: rates.requests,
@@ -235,15 +254,14 @@ impl Roles {
             context: rates.context / rates.tokens.max(f64::MIN_POSITIVE),
             step_tokens: u64::from(known.step_tokens),
             cost: known.cost,
-        };
-        Some(if is_split { seen.as_if_mixed() } else { seen })
+        })
     }
 
     /// Folds what came into the averages, once there is enough of it.
-    fn end_window(&mut self, n_decode: usize, now: Instant) {
+    fn end_window(&mut self, is_split: bool, now: Instant) {
         let since = *self.coming.since.get_or_insert(now);
         let seconds = now.saturating_duration_since(since).as_secs_f64();
-        let settle_s = self.settings.settle_ms as f64 / 1e3;
+        let settle_s = self.settings.settle_ms.max(1) as f64 / 1e3;
         // At first all begin and nobody ends, so that fewer tokens come than are asked for: that is left out.
         if !self.has_begun && seconds >= settle_s {
             (self.has_begun, self.coming) = (true, Coming { since: Some(now), ..Coming::default() });
@@ -252,14 +270,19 @@ impl Roles {
         if !self.has_begun || seconds < WINDOW * settle_s {
             return;
         }
-        let coming = std::mem::replace(&mut self.coming, Coming { since: Some(now), ..Coming::default() });
+        let mut coming = std::mem::replace(&mut self.coming, Coming { since: Some(now), ..Coming::default() });
         let before = self.rates.unwrap_or(Rates::none(since));
-        let token_ms = 1e3 * n_decode as f64 * seconds / coming.decode_steps;
+        let token_ms = 1e3 * coming.decode_s / coming.decode_steps;
         let is_slow = coming.decode_tokens > LOADED * coming.decode_steps && token_ms > self.settings.decode_ms_goal;
-        self.n_slow = if is_slow { self.n_slow + 1 } else { 0 };
+        self.n_slow = if is_split && is_slow { self.n_slow + 1 } else { 0 };
         if self.n_slow >= SLOW_WINDOWS {
             (self.n_slow, self.no_split_until) =
                 (0, Some(now + LET_DOWN * Duration::from_millis(self.settings.settle_ms)));
+        }
+        if is_split {
+            let more = 1.0 + computed_again(before.hits());
+            coming.prefill_s /= more;
+            coming.prompt_tokens_computed /= more;
         }
         // All count alike at first, and later those that are recent.
         let recent = 1.0 - (-seconds / (AVERAGED_OVER * settle_s)).exp();
@@ -280,6 +303,14 @@ impl Roles {
 }
 
 impl Rates {
+    /// Part of prompts that is cached.
+    fn hits(&self) -> f64 {
+        if self.prompt_tokens <= 0.0 {
+            return 0.0;
+        }
+        (1.0 - self.prompt_tokens_computed / self.prompt_tokens).clamp(0.0, HITS_MAX)
+    }
+
     /// Nothing, from `began` on.
     fn none(began: Instant) -> Self {
         Self {

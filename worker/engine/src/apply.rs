@@ -104,7 +104,8 @@ impl Engine {
             }
         }
         let cached_tokens = sequence.cached_tokens.filter(|_| !sequence.has_reported);
-        if !std::mem::replace(&mut sequence.has_reported, true) {
+        // What goes on with tokens from elsewhere has begun there.
+        if !std::mem::replace(&mut sequence.has_reported, true) && first_position == 0 {
             self.counters.requests_begun += 1;
             self.counters.prompt_tokens_begun += sequence.n_prompt as u64;
         }

@@ -87,7 +87,7 @@ pub struct Counters {
     pub prefix_miss_tokens: u64,
     /// All steps together; outputs that were computed again count as prompts.
     pub computed: StepLoad,
-    /// Requests that had a first token here.
+    /// Requests whose first token is from here.
     pub requests_begun: u64,
     /// Prompt tokens of those.
     pub prompt_tokens_begun: u64,

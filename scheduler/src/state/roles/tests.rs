@@ -19,8 +19,9 @@ fn engine(index: u64, life: u64) -> EngineId {
     EngineId { worker: format!("w{index}").into(), incarnation: Incarnation(life), data_rank: DataRank(0) }
 }
 
-/// An engine that has computed so many tokens of prompts, and in so many steps of answers, for so many requests.
-fn view(engine: EngineId, [prefill_tokens, decode_sequences, requests_begun, step]: [u64; 4]) -> EngineView {
+/// An engine that has computed so many tokens of prompts, and in so many steps of answers, for so many requests, whose
+/// prompts have so many tokens.
+fn view(engine: EngineId, [prefill_tokens, decode_sequences, requests_begun, step, asked]: [u64; 5]) -> EngineView {
     let one = Fingerprint([1; 16]);
     EngineView {
         engine: engine.clone(),
@@ -51,7 +52,7 @@ fn view(engine: EngineId, [prefill_tokens, decode_sequences, requests_begun, ste
             step_tokens: 512,
             computed: StepLoad { prefill_tokens, decode_sequences, ..StepLoad::default() },
             requests_begun,
-            prompt_tokens_begun: prefill_tokens,
+            prompt_tokens_begun: asked,
             is_stalled: false,
             transfer_ms_per_token: 0.0,
         }),
@@ -65,25 +66,31 @@ struct Cluster {
     second: u64,
     /// Requests that each engine decodes at once.
     batch: u64,
-    computed: [u64; 4],
+    /// Part of prompts that is cached where all do everything.
+    hits: f64,
+    computed: [u64; 5],
 }
 
 impl Cluster {
     fn new(n: u64) -> Self {
         let engines = (0..n).map(|index| engine(index, 1)).collect();
-        Self { engines, started: daemon::clock::now(), second: 0, batch: 10, computed: [0; 4] }
+        Self { engines, started: daemon::clock::now(), second: 0, batch: 10, hits: 0.0, computed: [0; 5] }
     }
 
     /// Lets a second go by in which each engine computes so many tokens of prompts, of answers, and begins so many
     /// requests; yields which schedulers changed roles.
     fn go_on(&mut self, [prompts, answers, requests]: [u64; 3], schedulers: &mut [Roles]) -> Vec<bool> {
         self.second += 1;
-        let load = [prompts, answers, requests, answers / self.batch];
+        let asked = (prompts as f64 / (1.0 - self.hits)) as u64;
+        let is_split = self.roles(&schedulers[0])[0] == PREFILL;
+        let more = if is_split { computed_again(self.hits) } else { 0.0 };
+        let prompts = (prompts as f64 * (1.0 + more)) as u64;
+        let load = [prompts, answers, requests, answers / self.batch, asked];
         self.computed.iter_mut().zip(load).for_each(|(sum, new)| *sum += new);
         let views: Vec<_> = self.engines.iter().map(|id| view(id.clone(), self.computed)).collect();
         let (views, now) = (views.iter().collect::<Vec<_>>(), self.started + Duration::from_secs(self.second));
         let decide = |roles: &mut Roles| {
-            views.iter().for_each(|view| roles.observe(view.occupancy.as_ref().unwrap()));
+            views.iter().for_each(|view| roles.observe(view.occupancy.as_ref().unwrap(), now));
             roles.decide(&views, now)
         };
         schedulers.iter_mut().map(decide).collect()
@@ -127,6 +134,25 @@ fn a_split_in_which_tokens_take_too_long_is_given_up_and_tried_again_much_later(
     }
     let [(first, PREFILL), (second, MIXED), (third, PREFILL), (_, MIXED)] = changes[..] else { panic!("{changes:?}") };
     assert!((25..=60).contains(&(second - first)) && (600..=640).contains(&(third - second)), "{changes:?}");
+}
+
+#[test]
+fn roles_change_once_where_the_demand_is_what_is_believed_of_it() {
+    for (hits, prompts) in [(0.0, 550), (0.2, 550), (0.3, 500), (0.45, 450), (0.45, 300), (0.6, 300)] {
+        let (mut cluster, mut roles) = (Cluster::new(8), [Roles::new(RoleSettings::default())]);
+        cluster.hits = hits;
+        let n_changes = (0..1200).filter(|_| cluster.go_on([prompts, 250, 1], &mut roles)[0]).count();
+        assert_eq!(n_changes, 1, "{hits} of prompts are cached, {prompts} tokens a second are not");
+    }
+}
+
+#[test]
+fn who_does_not_say_what_is_cached_leaves_roles_as_they_are() {
+    let (mut cluster, mut roles) = (Cluster::new(2), [Roles::new(RoleSettings::default())]);
+    cluster.hits = f64::NEG_INFINITY;
+    for _ in 0..100 {
+        assert_eq!(cluster.go_on([530, 300, 1], &mut roles), [false]);
+    }
 }
 
 #[test]
