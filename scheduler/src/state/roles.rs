@@ -221,7 +221,7 @@ impl Roles {
         }
         (self.wanted_since, self.n_slow) = (None, 0);
         // What came under other roles says nothing of these.
-        self.coming = Coming { since: Some(now), ..Coming::default() };
+        self.coming = Coming::from(now);
         self.given = match n_best.checked_sub(1) {
             None => Given::Mixed,
             Some(last) => Given::UpTo(engines[last].engine.worker.clone(), engines[last].engine.data_rank),
@@ -264,13 +264,13 @@ impl Roles {
         let settle_s = self.settings.settle_ms.max(1) as f64 / 1e3;
         // At first all begin and nobody ends, so that fewer tokens come than are asked for: that is left out.
         if !self.has_begun && seconds >= settle_s {
-            (self.has_begun, self.coming) = (true, Coming { since: Some(now), ..Coming::default() });
+            (self.has_begun, self.coming) = (true, Coming::from(now));
             return;
         }
         if !self.has_begun || seconds < WINDOW * settle_s {
             return;
         }
-        let mut coming = std::mem::replace(&mut self.coming, Coming { since: Some(now), ..Coming::default() });
+        let mut coming = std::mem::replace(&mut self.coming, Coming::from(now));
         let before = self.rates.unwrap_or(Rates::none(since));
         let token_ms = 1e3 * coming.decode_s / coming.decode_steps;
         let is_slow = coming.decode_tokens > LOADED * coming.decode_steps && token_ms > self.settings.decode_ms_goal;
@@ -299,6 +299,13 @@ impl Roles {
             tokens: mean(before.tokens, coming.tokens),
             context: mean(before.context, coming.context),
         });
+    }
+}
+
+impl Coming {
+    /// Nothing yet, from `since` on.
+    fn from(since: Instant) -> Self {
+        Self { since: Some(since), ..Self::default() }
     }
 }
 
