@@ -1,14 +1,16 @@
 """Prefill and decode on workers of their own, against both on each: two workers of one core, SmolLM2.
 
-Two loads: 32 requests decode all the time while prompts of 2,000 tokens come at 70 % of what one worker can compute; and
-4 decode while prompts come at 120 %, more than one worker computes at all. What counts is the time between two tokens of
-those that decode, and the time to first token of the prompts.
+Two loads: 32 requests decode all the time while prompts of 2,000 tokens come at 70 % of what a prefill worker computes
+beside them; and 4 decode while prompts come at 120 %, more than it computes at all. What counts is the time between two
+tokens of those that decode, and the time to first token of the prompts.
 """
 
 import asyncio
+import contextlib
 import json
 import pathlib
 import random
+import statistics
 import tempfile
 import time
 
@@ -19,12 +21,14 @@ START_S = 300
 # Until a load is even, and until roles are as the scheduler wants them.
 SETTLE_S, SETTLE_AUTO_S = 15, 45
 N_PROMPT = 2_000
+# Prompts that tell how fast a worker is.
+N_PACE = 15
 BUDGET, BUDGETS = 512, [64, 128, 256, 1_024, 2_048]
 MODEL, VOCABULARY = "smollm2", 49_000
 
 
 class Load:
-    """Requests that decode beside prompts that come at a share of what one worker computes."""
+    """Requests that decode beside prompts that come at a share of what a prefill worker computes."""
 
     def __init__(self, n_decoding, share):
         self.n_decoding, self.share = n_decoding, share
@@ -117,23 +121,39 @@ async def first_token(port, prompt):
     return first[0] - began
 
 
+@contextlib.asynccontextmanager
+async def decoding(port, n, rng):
+    """Meanwhile `n` requests decode; gives their gaps between tokens: when each ended, and its seconds."""
+    gaps, stopping = [], asyncio.Event()
+    tasks = [asyncio.create_task(decode_on(port, rng, gaps, stopping)) for _ in range(n)]
+    try:
+        yield gaps
+    finally:
+        stopping.set()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def pace(port, n_decoding, rng):
+    """Seconds of a prompt when one comes after the other: what a prefill worker computes beside one that decodes."""
+    async with decoding(port, n_decoding, rng):
+        await asyncio.sleep(SETTLE_S)
+        return statistics.median([await first_token(port, tokens(rng, N_PROMPT)) for _ in range(N_PACE)])
+
+
 async def run(port, n_decoding, interval, settle_s, seconds, rng):
     """Gaps between tokens and times to first token, in seconds, after things have settled."""
-    gaps, firsts, stopping = [], [], asyncio.Event()
-    decoding = [asyncio.create_task(decode_on(port, rng, gaps, stopping)) for _ in range(n_decoding)]
-    began = time.monotonic()
-    measured_from = began + settle_s
-    prompts = []
-    while time.monotonic() < measured_from + seconds:
-        prompts.append((time.monotonic(), asyncio.create_task(first_token(port, tokens(rng, N_PROMPT)))))
-        # Arrivals are random, the mean is not.
-        await asyncio.sleep(interval * rng.uniform(0.5, 1.5))
-    end = time.monotonic()
-    firsts = [await task for at, task in prompts if at >= measured_from]
-    stopping.set()
-    for task in decoding:
-        task.cancel()
-    await asyncio.gather(*decoding, return_exceptions=True)
+    async with decoding(port, n_decoding, rng) as gaps:
+        began = time.monotonic()
+        measured_from = began + settle_s
+        prompts = []
+        while time.monotonic() < measured_from + seconds:
+            prompts.append((time.monotonic(), asyncio.create_task(first_token(port, tokens(rng, N_PROMPT)))))
+            # Arrivals are random, the mean is not.
+            await asyncio.sleep(interval * rng.uniform(0.5, 1.5))
+        end = time.monotonic()
+        firsts = [await task for at, task in prompts if at >= measured_from]
     return sorted(gap for at, gap in gaps if measured_from <= at <= end), sorted(firsts)
 
 
@@ -146,9 +166,9 @@ class Section:
     """Split, mixed at each budget, and what the scheduler makes of it."""
 
     def __init__(self, place, options):
-        self.place, self.seconds, self.alone_s = place, 40, None
+        self.place, self.seconds, self.prompt_s = place, 40, None
         self.notes = [
-            f"two workers of one thread each; some requests decode, prompts of {N_PROMPT:,} random tokens come at a share of what one worker computes alone",
+            f"two workers of one thread each; some requests decode, prompts of {N_PROMPT:,} random tokens come at a share of what a prefill worker computes beside a worker that decodes for {FOR_SPLIT.n_decoding}",
             "split: one worker is told to compute prompts, the other to decode; mixed: each does both; auto: no role is told, the scheduler decides; budget: tokens of a step, 512 where none is named",
             "Tessera is split in the first load and auto in the second",
         ]
@@ -164,23 +184,21 @@ class Section:
             yield f"{subject[1]}: {subject[0].name}", lambda subject=subject: self.run(*subject)
 
     def pace(self):
-        """Finds out how fast one worker computes prompts."""
-        if self.alone_s is None:
-            cluster = Cluster(self.place, ["mixed"], BUDGET)
+        """Finds out how fast a prefill worker computes prompts."""
+        if self.prompt_s is None:
+            cluster = Cluster(self.place, ["prefill", "decode"], BUDGET)
             try:
-                rng = random.Random(1)
-                times = [asyncio.run(first_token(cluster.port, tokens(rng, N_PROMPT))) for _ in range(4)]
+                self.prompt_s = asyncio.run(pace(cluster.port, FOR_SPLIT.n_decoding, random.Random(1)))
             finally:
                 cluster.stop()
-            self.alone_s = sorted(times[1:])[1]
-            self.notes.append(f"a prompt alone takes {self.alone_s:.2f} s")
+            self.notes.append(f"such a prompt takes {self.prompt_s:.2f} s")
         return []
 
     def run(self, load, name, roles, budget):
         """One way of sharing the work."""
         is_auto = roles[0] is None
         cluster = Cluster(self.place, roles, budget, is_auto)
-        settle_s, interval = SETTLE_AUTO_S if is_auto else SETTLE_S, self.alone_s / load.share
+        settle_s, interval = SETTLE_AUTO_S if is_auto else SETTLE_S, self.prompt_s / load.share
         try:
             gaps, firsts = asyncio.run(run(cluster.port, load.n_decoding, interval, settle_s, self.seconds, random.Random(7)))
         finally:
