@@ -31,7 +31,7 @@ HTTP = {
 # half as long again. Where mixed is better, what the scheduler decides is at most 15 % behind it.
 SPLIT = {"itl_p99_ms": 2.0, "ttft_p99_ms": 1 / 1.5}
 DECIDED = {"itl_p50_ms", "itl_p99_ms", "ttft_p50_ms", "ttft_p99_ms"}
-SPLIT_BETTER, MIXED_BETTER = "32 decode, prompts of 2,000 at 70%", "4 decode, prompts of 2,000 at 120%"
+SPLIT_BETTER, MIXED_BETTER = "32 decode, prompts of 2,000 at 70%", "32 decode, prompts of 200 at 10%"
 ROUTER_SATURATED = ("tokens in, 1 out, 32 at a time", "requests_per_s")
 
 

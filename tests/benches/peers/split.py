@@ -1,8 +1,9 @@
 """Prefill and decode on workers of their own, against both on each: two workers of one core, SmolLM2.
 
 Two loads: 32 requests decode all the time while prompts of 2,000 tokens come at 70 % of what a prefill worker computes
-beside them; and 4 decode while prompts come at 120 %, more than it computes at all. What counts is the time between two
-tokens of those that decode, and the time to first token of the prompts.
+beside them, so that mixed workers hold up what they decode; and prompts of 200 tokens come at 10 %, so that a prefill
+worker would do next to nothing. What counts is the time between two tokens of those that decode, and the time to first
+token of the prompts.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ import process
 START_S = 300
 # Until a load is even, and until roles are as the scheduler wants them.
 SETTLE_S, SETTLE_AUTO_S = 15, 45
-N_PROMPT = 2_000
+N_DECODING = 32
 # Prompts that tell how fast a worker is.
 N_PACE = 15
 BUDGET, BUDGETS = 512, [64, 128, 256, 1_024, 2_048]
@@ -28,14 +29,14 @@ MODEL, VOCABULARY = "smollm2", 49_000
 
 
 class Load:
-    """Requests that decode beside prompts that come at a share of what a prefill worker computes."""
+    """Prompts that come at a share of what a prefill worker computes, beside requests that decode."""
 
-    def __init__(self, n_decoding, share):
-        self.n_decoding, self.share = n_decoding, share
-        self.name = f"{n_decoding} decode, prompts of {N_PROMPT:,} at {share:.0%}"
+    def __init__(self, n_prompt, share):
+        self.n_prompt, self.share = n_prompt, share
+        self.name = f"{N_DECODING} decode, prompts of {n_prompt:,} at {share:.0%}"
 
 
-FOR_SPLIT, FOR_MIXED = Load(32, 0.7), Load(4, 1.2)
+FOR_SPLIT, FOR_MIXED = Load(2_000, 0.7), Load(200, 0.1)
 assert (FOR_SPLIT.name, FOR_MIXED.name) == (goals.SPLIT_BETTER, goals.MIXED_BETTER)
 
 
@@ -122,10 +123,10 @@ async def first_token(port, prompt):
 
 
 @contextlib.asynccontextmanager
-async def decoding(port, n, rng):
-    """Meanwhile `n` requests decode; gives their gaps between tokens: when each ended, and its seconds."""
+async def decoding(port, rng):
+    """Meanwhile requests decode; gives their gaps between tokens: when each ended, and its seconds."""
     gaps, stopping = [], asyncio.Event()
-    tasks = [asyncio.create_task(decode_on(port, rng, gaps, stopping)) for _ in range(n)]
+    tasks = [asyncio.create_task(decode_on(port, rng, gaps, stopping)) for _ in range(N_DECODING)]
     try:
         yield gaps
     finally:
@@ -135,21 +136,21 @@ async def decoding(port, n, rng):
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def pace(port, n_decoding, rng):
+async def pace(port, n_prompt, rng):
     """Seconds of a prompt when one comes after the other: what a prefill worker computes beside one that decodes."""
-    async with decoding(port, n_decoding, rng):
+    async with decoding(port, rng):
         await asyncio.sleep(SETTLE_S)
-        return statistics.median([await first_token(port, tokens(rng, N_PROMPT)) for _ in range(N_PACE)])
+        return statistics.median([await first_token(port, tokens(rng, n_prompt)) for _ in range(N_PACE)])
 
 
-async def run(port, n_decoding, interval, settle_s, seconds, rng):
+async def run(port, n_prompt, interval, settle_s, seconds, rng):
     """Gaps between tokens and times to first token, in seconds, after things have settled."""
-    async with decoding(port, n_decoding, rng) as gaps:
+    async with decoding(port, rng) as gaps:
         began = time.monotonic()
         measured_from = began + settle_s
         prompts = []
         while time.monotonic() < measured_from + seconds:
-            prompts.append((time.monotonic(), asyncio.create_task(first_token(port, tokens(rng, N_PROMPT)))))
+            prompts.append((time.monotonic(), asyncio.create_task(first_token(port, tokens(rng, n_prompt)))))
             # Arrivals are random, the mean is not.
             await asyncio.sleep(interval * rng.uniform(0.5, 1.5))
         end = time.monotonic()
@@ -166,9 +167,9 @@ class Section:
     """Split, mixed at each budget, and what the scheduler makes of it."""
 
     def __init__(self, place, options):
-        self.place, self.seconds, self.prompt_s = place, 40, None
+        self.place, self.seconds, self.prompt_s = place, 40, {}
         self.notes = [
-            f"two workers of one thread each; some requests decode, prompts of {N_PROMPT:,} random tokens come at a share of what a prefill worker computes beside a worker that decodes for {FOR_SPLIT.n_decoding}",
+            f"two workers of one thread each; {N_DECODING} requests decode, prompts of random tokens come at a share of what a prefill worker computes beside them",
             "split: one worker is told to compute prompts, the other to decode; mixed: each does both; auto: no role is told, the scheduler decides; budget: tokens of a step, 512 where none is named",
             "Tessera is split in the first load and auto in the second",
         ]
@@ -185,22 +186,23 @@ class Section:
 
     def pace(self):
         """Finds out how fast a prefill worker computes prompts."""
-        if self.prompt_s is None:
+        if not self.prompt_s:
             cluster = Cluster(self.place, ["prefill", "decode"], BUDGET)
             try:
-                self.prompt_s = asyncio.run(pace(cluster.port, FOR_SPLIT.n_decoding, random.Random(1)))
+                for n_prompt in [FOR_SPLIT.n_prompt, FOR_MIXED.n_prompt]:
+                    self.prompt_s[n_prompt] = asyncio.run(pace(cluster.port, n_prompt, random.Random(1)))
+                    self.notes.append(f"a prompt of {n_prompt:,} takes {self.prompt_s[n_prompt]:.2f} s so")
             finally:
                 cluster.stop()
-            self.notes.append(f"such a prompt takes {self.prompt_s:.2f} s")
         return []
 
     def run(self, load, name, roles, budget):
         """One way of sharing the work."""
         is_auto = roles[0] is None
         cluster = Cluster(self.place, roles, budget, is_auto)
-        settle_s, interval = SETTLE_AUTO_S if is_auto else SETTLE_S, self.prompt_s / load.share
+        settle_s, interval = SETTLE_AUTO_S if is_auto else SETTLE_S, self.prompt_s[load.n_prompt] / load.share
         try:
-            gaps, firsts = asyncio.run(run(cluster.port, load.n_decoding, interval, settle_s, self.seconds, random.Random(7)))
+            gaps, firsts = asyncio.run(run(cluster.port, load.n_prompt, interval, settle_s, self.seconds, random.Random(7)))
         finally:
             cluster.stop()
         values = {
