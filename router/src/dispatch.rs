@@ -59,6 +59,8 @@ pub(crate) struct Job {
 
 struct Call {
     engine: Arc<Engine>,
+    /// It has come to an engine that computes prompts for others, since no other took it: there it stays.
+    stays: bool,
     frames: Frames,
     flight: Flight,
 }
@@ -118,7 +120,10 @@ impl Dispatch {
     /// Leaves an engine that computes prompts for others now, if it may go on elsewhere: what is cached there is fetched.
     fn move_on(&mut self) {
         let n_tokens = self.request.generated.len();
-        let Some(call) = self.call.as_ref().filter(|call| n_tokens > 0 && call.engine.hands_over()) else { return };
+        let Some(call) = self.call.as_ref().filter(|call| n_tokens > 0 && !call.stays) else { return };
+        if !call.engine.hands_over() {
+            return;
+        }
         let why = RequestError::StalePlacement(format!("{} computes prompts for others now", call.engine.id));
         if self.course.goes_on(&why, n_tokens, &self.cluster.settings.budget()) {
             self.last_error = Some(why);
@@ -184,7 +189,7 @@ impl Dispatch {
         let mut request = tonic::Request::new(wire::GenerateRequest::new(&self.request, &engine.id));
         self.trace.inject(request.metadata_mut());
         let frames = engine.line.call(request);
-        Ok(Call { engine, frames, flight })
+        Ok(Call { stays: engine.hands_over(), engine, frames, flight })
     }
 
     /// Finds another engine for the prompt and what was generated, and waits for one for a while where there is none.

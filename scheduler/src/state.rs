@@ -8,7 +8,7 @@ pub mod roles;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use contract::ids::{DataRank, EngineId, WorkerId};
+use contract::ids::{DataRank, EngineId, ModelName, WorkerId};
 use contract::occupancy::Occupancy;
 use contract::view::{ClusterView, DrainReason, EngineView, Member, MemberKey, MemberKind};
 use membership::WatchEvent;
@@ -62,7 +62,9 @@ pub struct State {
     members: BTreeMap<MemberKey, Member>,
     refused: BTreeMap<MemberKey, Refusal>,
     reports: BTreeMap<EngineId, Report>,
-    roles: Roles,
+    role_settings: RoleSettings,
+    /// Of each model that some member runs: its engines have its own demand only.
+    roles: BTreeMap<ModelName, Roles>,
     view: ClusterView,
 }
 
@@ -79,13 +81,14 @@ impl State {
     ///
     /// Reports count for `stale_after`. `epoch` must exceed that of every scheduler before this one.
     #[must_use]
-    pub fn new(epoch: u64, stale_after: Duration, roles: RoleSettings) -> Self {
+    pub fn new(epoch: u64, stale_after: Duration, role_settings: RoleSettings) -> Self {
         Self {
             stale_after,
             members: BTreeMap::new(),
             refused: BTreeMap::new(),
             reports: BTreeMap::new(),
-            roles: Roles::new(roles),
+            role_settings,
+            roles: BTreeMap::new(),
             view: ClusterView { epoch, ..ClusterView::default() },
         }
     }
@@ -137,8 +140,9 @@ impl State {
             return Err(Ignored::OldStep);
         }
         self.reports.insert(occupancy.engine.clone(), Report { stream, at: now, step });
-        if !self.is_told(&occupancy.engine) {
-            self.roles.observe(&occupancy, now);
+        if !is_told(&self.members, &occupancy.engine) {
+            let roles = self.roles.get_mut(&self.view.engines[index].identity.name);
+            roles.expect("models in the view have roles").observe(&occupancy, now);
         }
         self.set_occupancy(index, Some(occupancy));
         Ok(())
@@ -157,18 +161,21 @@ impl State {
 
     /// Gives engines that were not told a role another at `now`, if that promises enough; true when any changed.
     pub fn give_roles(&mut self, now: Instant) -> bool {
-        let told: BTreeSet<&str> =
-            self.members.values().filter(|member| member.role.is_some()).map(|member| member.id.as_str()).collect();
-        let free = |view: &&EngineView| view.draining.is_none() && !told.contains(view.engine.worker.as_str());
-        let engines: Vec<&EngineView> = self.view.engines.iter().filter(free).collect();
-        if !self.roles.decide(&engines, now) {
-            return false;
+        let mut is_changed = false;
+        for (model, roles) in &mut self.roles {
+            let is_free = |view: &EngineView| view.identity.name == *model && !is_told(&self.members, &view.engine);
+            let stays = |view: &&EngineView| view.draining.is_none() && is_free(view);
+            let engines: Vec<&EngineView> = self.view.engines.iter().filter(stays).collect();
+            if !roles.decide(&engines, now) {
+                continue;
+            }
+            for view in self.view.engines.iter_mut().filter(|view| is_free(view)) {
+                view.role = roles.of(&view.engine);
+            }
+            is_changed = true;
         }
-        for view in self.view.engines.iter_mut().filter(|view| !told.contains(view.engine.worker.as_str())) {
-            view.role = self.roles.of(&view.engine);
-        }
-        self.view.version += 1;
-        true
+        self.view.version += u64::from(is_changed);
+        is_changed
     }
 
     /// When [`Self::tick`] has something to do next, if no report comes.
@@ -195,12 +202,6 @@ impl State {
         }
     }
 
-    /// Whether its worker was told a role for good.
-    fn is_told(&self, engine: &EngineId) -> bool {
-        let member = self.members.get(&key_of(engine));
-        member.is_some_and(|member| member.role.is_some())
-    }
-
     fn find(&self, engine: &EngineId) -> Option<usize> {
         self.view.engines.binary_search_by(|view| view.engine.cmp(engine)).ok()
     }
@@ -223,6 +224,14 @@ impl State {
         let workers = self.members.values().filter(|member| member.kind == MemberKind::Worker);
         let incumbents = self.view.engines.iter().map(|view| &view.identity);
         let decided = admit::decide(workers, incumbents);
+        let models = self.members.values().filter_map(|member| member.identity.as_ref()).map(|identity| &identity.name);
+        let models: BTreeSet<&ModelName> = models.collect();
+        self.roles.retain(|model, _| models.contains(model));
+        for model in models {
+            if !self.roles.contains_key(model) {
+                self.roles.insert(model.clone(), Roles::new(self.role_settings));
+            }
+        }
         let roles = &self.roles;
         let mut engines: Vec<EngineView> =
             decided.admitted.iter().flat_map(|member| engines_of(member, roles)).collect();
@@ -250,13 +259,18 @@ fn key_of(engine: &EngineId) -> MemberKey {
     MemberKey { kind: MemberKind::Worker, id: engine.worker.to_string(), incarnation: engine.incarnation }
 }
 
-fn engines_of(member: &Member, roles: &Roles) -> Vec<EngineView> {
+/// Whether that engine's worker was told a role for good.
+fn is_told(members: &BTreeMap<MemberKey, Member>, engine: &EngineId) -> bool {
+    members.get(&key_of(engine)).is_some_and(|member| member.role.is_some())
+}
+
+fn engines_of(member: &Member, roles: &BTreeMap<ModelName, Roles>) -> Vec<EngineView> {
     let identity = member.identity.as_ref().expect("only workers with an identity are admitted");
     let engine_of = |rank| {
         let worker = WorkerId::from(member.id.as_str());
         let engine = EngineId { worker, incarnation: member.incarnation, data_rank: DataRank(rank) };
         EngineView {
-            role: member.role.or_else(|| roles.of(&engine)),
+            role: member.role.or_else(|| roles.get(&identity.name)?.of(&engine)),
             engine,
             address: member.address.clone(),
             identity: identity.clone(),

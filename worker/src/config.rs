@@ -207,6 +207,16 @@ impl Config {
         within("reader_tokens_max", self.reader_tokens_max.into(), 1, 1 << 24)?;
         within("stall_ms_min", self.stall_ms_min, 100, 1 << 32)?;
         within("stall_ms_max", self.stall_ms_max, self.stall_ms_min, 1 << 32)?;
+        let transfer = &self.transfer;
+        within("transfer.deadline_ms", transfer.deadline_ms, 1, 1 << 32)?;
+        // Who has nothing to send says so every half second.
+        within("transfer.silence_ms", transfer.silence_ms, 1_000, 1 << 32)?;
+        within("transfer.lease_ms", transfer.lease_ms, 100, 1 << 32)?;
+        within("transfer.bytes_per_s_max", transfer.bytes_per_s_max.unwrap_or(u64::MAX), 1, u64::MAX)?;
+        within("transfer.ring_bytes", transfer.ring_bytes, 1, 1 << 30)?;
+        within("transfer.connections_max", transfer.connections_max.into(), 1, 1 << 16)?;
+        within("transfer.pairing_timeout_ms", transfer.pairing_timeout_ms, 1, 1 << 32)?;
+        within("transfer.idle_timeout_ms", transfer.idle_timeout_ms, 1, 1 << 32)?;
         within("watermark_percent", self.watermark_percent.into(), 0, 99)?;
         self.isa().map(drop)
     }

@@ -94,7 +94,9 @@ impl EngineLoop {
         tracing::error!(engine = %self.id, error = %failure, "engine failed");
         // After a panic the engine is not to be trusted: its requests are ended by their writers.
         let error = RequestError::Internal(failure.to_string());
-        self.inbox.close(error.clone());
+        // What comes now, until the worker has gone, was never begun: it goes elsewhere.
+        let (worker, reason) = (self.id.worker.to_string(), failure.to_string());
+        self.inbox.close(RequestError::WorkerLost { worker, n_tokens: 0, reason });
         self.live.drain().for_each(|(_, live)| live.writer.fail(error.clone()));
         Err(failure)
     }

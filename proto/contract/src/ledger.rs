@@ -94,8 +94,10 @@ enum Progress {
 
 #[derive(Clone, Debug, Default)]
 struct Account {
-    /// Predicted prefill times in microseconds by order of placement.
-    prefilling: BTreeMap<u64, u64>,
+    /// Requests before their first token.
+    n_prefilling: u32,
+    /// Their predicted prefill times in microseconds by order of placement, of those that the engine itself computes.
+    computing: BTreeMap<u64, u64>,
     /// Their sum.
     prefilling_us: u64,
     tokens_prefilling: u64,
@@ -164,9 +166,12 @@ impl Ledger {
         let order = self.n_placed;
         self.n_placed += 1;
         let account = self.engines.entry(work.engine.clone()).or_default();
-        account.oldest_since.get_or_insert(now);
         account.changed = Some(now);
-        account.prefilling.insert(order, work.prefill_us);
+        account.n_prefilling += 1;
+        if work.prefill_us > 0 {
+            account.oldest_since.get_or_insert(now);
+            account.computing.insert(order, work.prefill_us);
+        }
         account.prefilling_us += work.prefill_us;
         account.tokens_prefilling += u64::from(work.tokens_new);
         self.placements.insert(key, Entry { work, progress: Progress::Prefills(order) });
@@ -195,7 +200,7 @@ impl Ledger {
                 account.tokens_decoding -= u64::from(work.tokens_prompt);
             }
         }
-        if account.prefilling.is_empty() && account.n_decoding == 0 {
+        if account.n_prefilling == 0 && account.n_decoding == 0 {
             self.engines.remove(&work.engine);
         }
     }
@@ -212,20 +217,23 @@ const ACCOUNT: &str = "an engine has an account as long as something is placed t
 impl Account {
     /// Takes a prefill out that is computed or over; who is oldest then has the engine from now on.
     fn prefilled(&mut self, order: u64, work: &PlacedWork, now: Instant) {
-        self.prefilling.remove(&order);
+        if self.computing.first_key_value().is_some_and(|(&oldest, _)| oldest == order) {
+            self.oldest_since = (self.computing.len() > 1).then_some(now);
+        }
+        self.computing.remove(&order);
+        self.n_prefilling -= 1;
         self.prefilling_us -= work.prefill_us;
         self.tokens_prefilling -= u64::from(work.tokens_new);
-        self.oldest_since = (!self.prefilling.is_empty()).then_some(now);
         self.changed = Some(now);
     }
 
     fn load(&self, now: Instant) -> EngineLoad {
-        let oldest_us = self.prefilling.first_key_value().map_or(0, |(_, &us)| us);
+        let oldest_us = self.computing.first_key_value().map_or(0, |(_, &us)| us);
         let elapsed = self.oldest_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
         // A prefill that takes longer than predicted is about to end, but says nothing of those behind it.
         let done_us = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX).min(oldest_us);
         EngineLoad {
-            n_prefilling: u32::try_from(self.prefilling.len()).unwrap_or(u32::MAX),
+            n_prefilling: self.n_prefilling,
             tokens_prefilling: self.tokens_prefilling,
             wait_ms: (self.prefilling_us - done_us) as f64 / 1e3,
             n_decoding: self.n_decoding,
@@ -277,6 +285,24 @@ mod tests {
         let load = ledger.load(&engine(1), at(420));
         assert_eq!((load.wait_ms, load.n_prefilling, load.n_decoding, load.tokens_decoding), (30.0, 1, 1, 200));
         assert_eq!(ledger.load(&engine(2), at(420)), EngineLoad::default());
+    }
+
+    #[test]
+    fn only_the_end_of_the_oldest_prefill_begins_the_next() {
+        let (mut ledger, start) = (Ledger::default(), some_instant());
+        let at = |ms| start + Duration::from_millis(ms);
+        let wait_ms = |ledger: &Ledger, ms| ledger.load(&engine(1), at(ms)).wait_ms;
+        // Another engine computes the first; the second is computed here.
+        ledger.apply(LedgerEvent::Placed(key(1, 1), work(1, 0)), at(0));
+        ledger.apply(LedgerEvent::Placed(key(1, 2), work(1, 100)), at(0));
+        ledger.apply(LedgerEvent::Placed(key(1, 3), work(1, 50)), at(0));
+        assert_eq!(wait_ms(&ledger, 40), 110.0);
+        ledger.apply(LedgerEvent::Finished(key(1, 3)), at(40));
+        assert_eq!(wait_ms(&ledger, 40), 60.0, "one behind it was cancelled");
+        ledger.apply(LedgerEvent::FirstToken(key(1, 1)), at(60));
+        assert_eq!((wait_ms(&ledger, 60), ledger.load(&engine(1), at(60)).n_prefilling), (40.0, 1));
+        ledger.apply(LedgerEvent::FirstToken(key(1, 2)), at(100));
+        assert_eq!(ledger.load(&engine(1), at(100)).wait_ms, 0.0);
     }
 
     #[test]

@@ -373,7 +373,10 @@ impl Cluster {
             view.engines.into_iter().map(|engine| (engine.engine.clone(), engine)).collect();
         let ready = self.ready.load();
         let role = |engine: &Arc<Engine>| role(engine, engines.get(&engine.id));
-        let is_taken = ready.iter().any(|engine| role(engine) != Role::Prefill);
+        let is_open = |engine: &Arc<Engine>| {
+            !engine.is_leaving() && engines.get(&engine.id).is_none_or(|view| view.draining.is_none())
+        };
+        let is_taken = ready.iter().any(|engine| role(engine) != Role::Prefill && is_open(engine));
         for engine in ready.iter() {
             engine.hands_over.store(is_taken && role(engine) == Role::Prefill, Ordering::Relaxed);
         }

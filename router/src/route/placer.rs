@@ -65,6 +65,15 @@ pub struct Target<'a> {
     pub backlog_ms: f64,
 }
 
+impl Target<'_> {
+    /// Those of `candidates`, which are `targets`, whose blocks it can take and go on with as if they were its own.
+    fn can_fetch_from<'c>(&self, targets: &[&Target<'_>], candidates: &[Candidate<'c>]) -> Vec<Candidate<'c>> {
+        let fits = |target: &Target<'_>| self.fetches && target.numerics == self.numerics;
+        let fitting = targets.iter().zip(candidates).filter(|(target, _)| fits(target));
+        fitting.map(|(_, candidate)| *candidate).collect()
+    }
+}
+
 /// What a prompt waits for where engines have `dispatch_ahead_ms` of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
@@ -342,10 +351,11 @@ impl Placer {
         // Where all compute prompts for others, there are no others.
         let takes_requests = |target: &&Target<'_>| target.role != Role::Prefill;
         let is_any = usable().any(|target| takes_requests(&target));
-        let (takers, prefills): (Vec<_>, Vec<_>) = usable().partition(|target| !is_any || takes_requests(target));
+        let (takers, prefill_targets): (Vec<_>, Vec<_>) =
+            usable().partition(|target| !is_any || takes_requests(target));
         let lenders: Vec<_> = targets.iter().filter(|target| target.lends).collect();
-        let candidates = self.candidates(takers.iter().chain(&prefills).chain(&lenders).copied(), prompt, now);
-        let (candidates, lending) = candidates.split_at(takers.len() + prefills.len());
+        let candidates = self.candidates(takers.iter().chain(&prefill_targets).chain(&lenders).copied(), prompt, now);
+        let (candidates, lending) = candidates.split_at(takers.len() + prefill_targets.len());
         let (candidates, prefills) = candidates.split_at(takers.len());
         if candidates.is_empty() {
             return None;
@@ -369,14 +379,14 @@ impl Placer {
         };
         let mut predictions: Vec<Prediction> = candidates.iter().map(|one| situation.predict(one)).collect();
         let decode = &candidates[chosen];
-        let fits = |(target, _): &(&&Target<'_>, &Candidate<'_>)| {
-            takers[chosen].fetches && target.numerics == takers[chosen].numerics
-        };
-        let lending: Vec<_> = lenders.iter().zip(lending).filter(fits).map(|(_, lender)| *lender).collect();
+        let (lending, prefills) = (
+            takers[chosen].can_fetch_from(&lenders, lending),
+            takers[chosen].can_fetch_from(&prefill_targets, prefills),
+        );
         let lent = split::choose_lender(&situation, decode, &lending);
         let decode = (decode, lent.map_or(predictions[chosen], |(.., helped)| helped));
-        let pairs = split::predict_pairs(&situation, decode, prefills);
-        let [prefill, instead] = split::choose(&situation, decode, prefills, &pairs)
+        let pairs = split::predict_pairs(&situation, decode, &prefills);
+        let [prefill, instead] = split::choose(&situation, decode, &prefills, &pairs)
             .map(|of_prefills| of_prefills.map(|index| candidates.len() + index));
         // Who computes a prompt for another has none of what is lent.
         let lender = lent.filter(|_| prefill.is_none()).map(|(index, tokens_cached, helped)| {
@@ -384,7 +394,7 @@ impl Placer {
             Lender { engine: lending[index].engine.clone(), tokens_cached }
         });
         predictions.extend(pairs);
-        let all = candidates.iter().chain(prefills).zip(predictions);
+        let all = candidates.iter().chain(&prefills).zip(predictions);
         let considered = all.map(|(candidate, prediction)| considered(candidate, prediction)).collect();
         Some(Decision { considered, chosen, prefill, instead, lender, reason })
     }
@@ -536,6 +546,31 @@ mod tests {
         assert!(placed.work.prefill_us * 10 < (alone.computes().prediction.prefill_ms * 1e3) as u64);
         let again = ask(leaving(true, numerics));
         assert_eq!((again.tokens_held(), again.lender), (960, helped.lender), "what is promised may come later");
+    }
+
+    #[test]
+    fn prompts_are_computed_only_by_those_whose_blocks_fit() {
+        let (placer, computes, decodes) = (placer(), engine("computes"), engine("decodes"));
+        let (tenant, now) = ("t".into(), daemon::clock::now());
+        let prompt = Prompt { tenant: &tenant, n_before: 0, n_tokens: 1_000, hashes: &[], block_size: 16, session: 0 };
+        // Eight decode there, which a prompt would hold up.
+        for number in 0..8 {
+            let key = PlacementKey { router: Incarnation(9), number };
+            let (engine, tenant) = (decodes.clone(), tenant.clone());
+            let work = PlacedWork { engine, tenant, tokens_new: 1, tokens_prompt: 1, prefill_us: 1 };
+            placer.tell(LedgerEvent::Placed(key, work), now);
+            placer.tell(LedgerEvent::FirstToken(key), now);
+        }
+        let ask = |numerics, fetches| {
+            let computes = Target { role: Role::Prefill, numerics, ..target(&computes) };
+            let decodes = Target { role: Role::Decode, fetches, ..target(&decodes) };
+            let decision = placer.explain(&[computes, decodes], &prompt, now, 0).unwrap();
+            decision.prefill.map(|index| decision.considered[index].engine.clone())
+        };
+        let numerics = target(&decodes).numerics;
+        assert_eq!(ask(numerics, true), Some(computes.clone()));
+        assert_eq!(ask(Fingerprint([2; 16]), true), None, "its blocks are others");
+        assert_eq!(ask(numerics, false), None, "nobody can fetch them");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use contract::cost::{CostCoefficients, StepLoad};
 use contract::ids::Incarnation;
 use contract::model::{Fingerprint, ModelIdentity};
 use contract::occupancy::BlockCounts;
+use contract::view::Role;
 use proptest::prelude::*;
 
 use super::*;
@@ -11,8 +12,8 @@ use super::*;
 const STALE: Duration = Duration::from_millis(50);
 
 /// Nobody was given a role.
-fn free() -> Roles {
-    Roles::new(RoleSettings::default())
+fn free() -> BTreeMap<ModelName, Roles> {
+    BTreeMap::new()
 }
 
 fn identity(model: u8, block_size: u32) -> ModelIdentity {
@@ -81,6 +82,43 @@ fn engines_come_and_go_with_their_member() {
     state.member(WatchEvent::Removed(worker(0, 1, 16).key()));
     assert_eq!((state.view().engines.len(), state.view().epoch, state.view().version), (0, 7, 3));
     assert_eq!(state.report(occupancy(engine(0, 1, 0), 2), StreamId(0), now), Err(Ignored::Unknown));
+}
+
+#[test]
+fn each_model_has_roles_for_its_own_demand() {
+    let (mut state, start) = start();
+    for id in 0..4 {
+        state.member(WatchEvent::Changed(Member { identity: Some(identity(id / 2, 16)), ..worker(id, 1, 16) }));
+    }
+    let cost = CostCoefficients {
+        prefill_per_token_ms: 0.66,
+        decode_base_ms: 8.0,
+        decode_per_sequence_ms: 0.75,
+        ..CostCoefficients::default()
+    };
+    for second in 1..60 {
+        let now = start + Duration::from_secs(second);
+        for id in 0..4 {
+            // The second model's answers follow on next to no prompts.
+            let prefill_tokens = if id < 2 { 530 * second } else { second };
+            let computed = StepLoad { prefill_tokens, decode_sequences: 300 * second, ..StepLoad::default() };
+            let (requests_running, step_tokens) = (16, 512);
+            let (requests_begun, prompt_tokens_begun) = (second, prefill_tokens);
+            let report = Occupancy {
+                cost,
+                computed,
+                requests_running,
+                step_tokens,
+                requests_begun,
+                prompt_tokens_begun,
+                ..occupancy(engine(id, 1, 0), 30 * second)
+            };
+            state.report(report, StreamId(0), now).unwrap();
+        }
+        state.give_roles(now);
+    }
+    let roles: Vec<_> = state.view().engines.iter().map(|view| view.role.unwrap()).collect();
+    assert_eq!(roles, [Role::Prefill, Role::Decode, Role::Mixed, Role::Mixed]);
 }
 
 #[test]

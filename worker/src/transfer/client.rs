@@ -95,7 +95,7 @@ impl Client {
         let Endpoint { engine, identity, share, config, .. } = &*self.endpoint;
         let until = until.min(Deadline::from_std(clock::now() + config.pairing_timeout()));
         let connected = match timeout_at(until, TcpStream::connect(&peer.address)).await {
-            Ok(connected) => connected.and_then(Link::new),
+            Ok(connected) => connected.and_then(|stream| Link::new(stream, config.silence())),
             Err(_) => Err(io::ErrorKind::TimedOut.into()),
         };
         let link = connected.map_err(|source| FetchFailure::Unreachable { address: peer.address.clone(), source })?;

@@ -16,10 +16,10 @@ pub struct TransferConfig {
     pub advertise: String,
     /// Longest time from the order of a prompt to its last block, in milliseconds; then the rest is computed here.
     pub deadline_ms: u64,
-    /// Longest silence of a worker that computes a prompt for this one, in milliseconds; then the rest is computed here.
-    /// Who has nothing to send says so twice a second.
+    /// Longest silence of a worker that computes a prompt for this one, in milliseconds, between two messages or inside
+    /// one; then the rest is computed here. Who has nothing to send says so twice a second.
     pub silence_ms: u64,
-    /// Longest time that computed blocks are kept for a worker that acknowledges nothing, in milliseconds.
+    /// Longest time that computed blocks are kept for a worker that takes or acknowledges nothing, in milliseconds.
     pub lease_ms: u64,
     /// Ways to move blocks, the best first; the first that two workers can use is used. A pair that can use none of them
     /// does not exchange blocks.
@@ -28,7 +28,8 @@ pub struct TransferConfig {
     pub bytes_per_s_max: Option<u64>,
     /// Bytes of the ring of one connection, where that is the way; two frames at least.
     pub ring_bytes: u64,
-    /// Connections from other workers at once; beyond it they are closed.
+    /// Connections from other workers at once, those that are kept for their next order included; beyond it they are
+    /// closed.
     pub connections_max: u32,
     /// Idle connections kept to one other worker.
     pub idle_per_peer_max: u32,
@@ -49,7 +50,7 @@ impl Default for TransferConfig {
             ways: vec![Way::Pull, Way::Ring, Way::Tcp],
             bytes_per_s_max: None,
             ring_bytes: 4 << 20,
-            connections_max: 64,
+            connections_max: 512,
             idle_per_peer_max: 4,
             pairing_timeout_ms: 1_000,
             idle_timeout_ms: 60_000,

@@ -1,8 +1,13 @@
 //! One connection between two workers: frames in and out, each wait with a deadline.
+//!
+//! A frame that has begun goes on without a pause, so that a peer which vanishes inside one is noticed long before the
+//! deadline of all.
 
 use std::io;
 use std::os::fd::AsFd;
+use std::time::Duration;
 
+use daemon::clock;
 use kernels::memory::checksum::Checksum;
 use kernels::memory::runs::Runs;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -23,6 +28,8 @@ const SOCKET_BYTES: usize = 4 << 20;
 #[derive(Debug)]
 pub(super) struct Link {
     stream: TcpStream,
+    /// Longest time in which nothing of a frame that has begun comes or goes.
+    pause_max: Duration,
 }
 
 /// A connection can be used no longer.
@@ -34,7 +41,7 @@ pub(crate) enum LinkError {
     /// The system says so.
     #[error("the connection failed")]
     Io(#[source] io::Error),
-    /// The deadline passed.
+    /// The deadline passed, or a frame that had begun did not go on.
     #[error("the deadline passed")]
     Late,
     /// What came is no frame.
@@ -58,9 +65,12 @@ impl From<io::Error> for LinkError {
 }
 
 impl Link {
-    pub(super) fn new(stream: TcpStream) -> io::Result<Self> {
+    pub(super) fn new(stream: TcpStream, pause_max: Duration) -> io::Result<Self> {
         tune(&stream)?;
-        Ok(Self { stream })
+        // What the system has taken and the peer's system does not confirm counts as well.
+        let pause_ms = u32::try_from(pause_max.as_millis()).unwrap_or(u32::MAX);
+        sockopt::set_tcp_user_timeout(&stream, pause_ms)?;
+        Ok(Self { stream, pause_max })
     }
 
     /// Whether the peer has closed the connection or its process ended, whatever is still to be read; asks the system.
@@ -94,7 +104,7 @@ impl Link {
         let mut rest = bytes;
         while !rest.is_empty() {
             let send = || Ok(net::send(&self.stream, rest, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?);
-            let n_bytes = by(until, self.stream.async_io(Interest::WRITABLE, send)).await?;
+            let n_bytes = self.moves(until, Interest::WRITABLE, send).await?;
             rest = &rest[n_bytes..];
         }
         Ok(())
@@ -106,14 +116,20 @@ impl Link {
         let (mut at, end) = (0, head.len() + runs.n_bytes());
         while at < end {
             let send = || runs.send(self.stream.as_fd(), &head, at);
-            at += by(until, self.stream.async_io(Interest::WRITABLE, send)).await?;
+            at += self.moves(until, Interest::WRITABLE, send).await?;
         }
         Ok(())
     }
 
+    /// Reads what a frame begins with, which may be long in coming.
     pub(super) async fn read_header(&self, until: Instant) -> Result<Header, LinkError> {
         let mut bytes = [0; HEADER_BYTES];
-        self.read(&mut bytes, until).await?;
+        let receive = || Ok(net::recv(&self.stream, &mut bytes[..], RecvFlags::DONTWAIT)?.0);
+        let n_bytes = by(until, self.stream.async_io(Interest::READABLE, receive)).await?;
+        if n_bytes == 0 {
+            return Err(LinkError::Closed);
+        }
+        self.read(&mut bytes[n_bytes..], until).await?;
         Ok(Header::from_bytes(&bytes)?)
     }
 
@@ -141,7 +157,7 @@ impl Link {
         let mut at = 0;
         while at < bytes.len() {
             let receive = || Ok(net::recv(&self.stream, &mut bytes[at..], RecvFlags::DONTWAIT)?.0);
-            let n_bytes = by(until, self.stream.async_io(Interest::READABLE, receive)).await?;
+            let n_bytes = self.moves(until, Interest::READABLE, receive).await?;
             if n_bytes == 0 {
                 return Err(LinkError::Closed);
             }
@@ -155,7 +171,7 @@ impl Link {
         let (mut at, mut checksum) = (0, Checksum::new());
         while at < runs.n_bytes() {
             let receive = || runs.receive(self.stream.as_fd(), at);
-            let n_bytes = by(until, self.stream.async_io(Interest::READABLE, receive)).await?;
+            let n_bytes = self.moves(until, Interest::READABLE, receive).await?;
             if n_bytes == 0 {
                 return Err(LinkError::Closed);
             }
@@ -174,6 +190,17 @@ impl Link {
             n_bytes -= part;
         }
         Ok(())
+    }
+
+    /// Moves bytes of a frame that has begun.
+    async fn moves(
+        &self,
+        until: Instant,
+        interest: Interest,
+        what: impl FnMut() -> io::Result<usize>,
+    ) -> Result<usize, LinkError> {
+        let until = until.min(Instant::from_std(clock::now() + self.pause_max));
+        by(until, self.stream.async_io(interest, what)).await
     }
 }
 

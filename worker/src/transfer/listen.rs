@@ -65,7 +65,7 @@ async fn serve<S: PrefillSource>(
     source: &S,
     shutdown: &Shutdown,
 ) -> Result<(), LinkError> {
-    let link = Link::new(stream)?;
+    let link = Link::new(stream, endpoint.config.lease())?;
     let theirs = pair(endpoint, &link).await?;
     let mut connection = Paired { link, theirs, ring: None };
     loop {

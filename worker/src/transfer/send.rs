@@ -215,7 +215,9 @@ impl Sending<'_> {
             Outlet::Pull => Ok(pull::sum_of(runs)),
             Outlet::Ring(ring, room) => {
                 let n_bytes = u32::try_from(runs.n_bytes()).unwrap_or(u32::MAX);
-                match timeout_at(self.until, room.acquire_many(n_bytes)).await {
+                let lease = self.endpoint.config.lease();
+                let until = self.until.min(Instant::from_std(clock::now() + lease));
+                match timeout_at(until, room.acquire_many(n_bytes)).await {
                     Ok(Ok(permit)) => {
                         permit.forget();
                         Ok(ring.put(runs))

@@ -5,6 +5,7 @@ use std::time::Duration;
 use contract::error::RequestError;
 use contract::kv::{BlockOrder, KvDtype, KvLayout};
 use contract::model::Fingerprint;
+use daemon::clock;
 
 use super::super::fetch::{FetchError, FetchFailure};
 use super::super::receive::Unwanted;
@@ -17,7 +18,11 @@ use super::source::Plan;
 /// A pair with a layer of several frames, and a proxy between them.
 async fn through(way: Way, fault: Fault, random: &mut Random) -> (Pair, Proxy, Peer) {
     let layout = KvLayout { n_layers: 2, kv_heads: 16, key_dim: 256, value_dim: 256, dtype: KvDtype::F32, ..layout() };
-    let pair = Setup { n_blocks: [24; 2], ..Setup::new(layout, way) }.start(random).await;
+    let mut setup = Setup { n_blocks: [24; 2], ..Setup::new(layout, way) };
+    if fault == Fault::Silence || fault == Fault::Stall {
+        setup.config.silence_ms = 500;
+    }
+    let pair = setup.start(random).await;
     let proxy = Proxy::start(pair.peer.address.clone(), fault, 2).await;
     let peer = Peer { address: proxy.address.clone(), ..pair.peer.clone() };
     (pair, proxy, peer)
@@ -27,11 +32,9 @@ async fn through(way: Way, fault: Fault, random: &mut Random) -> (Pair, Proxy, P
 async fn meet(way: Way, fault: Fault, random: &mut Random) -> (Result<(), FetchError>, [u64; 3]) {
     let (pair, proxy, peer) = through(way, fault, random).await;
     let mut order = order(16 * 20 + 1, 0, random);
-    match fault {
-        Fault::Silence => (order.deadline, order.lease) = (Duration::from_millis(300), Duration::from_millis(50)),
+    if fault == Fault::Deafen {
         // Long enough to pull on a busy machine: blocks that came back before would be found damaged.
-        Fault::Deafen => order.lease = Duration::from_secs(2),
-        _ => {}
+        order.lease = Duration::from_secs(2);
     }
     let reservation = pair.reserve(&order);
     let result = pair.client.fetch(&peer, &order, &reservation).await;
@@ -101,9 +104,34 @@ async fn a_connection_that_breaks_or_falls_silent_ends_both_sides() {
     for way in WAYS {
         let (result, _) = meet(way, Fault::Cut, &mut random).await;
         assert!(matches!(reason(result), FetchFailure::Lost(_)), "{way:?}");
-        let (result, _) = meet(way, Fault::Silence, &mut random).await;
-        // On a busy machine the lease may end first, and then the prefill worker closes.
-        assert!(matches!(reason(result), FetchFailure::Late | FetchFailure::Lost(_)), "{way:?}");
+        // Both are noticed long before the deadline.
+        for fault in [Fault::Silence, Fault::Stall] {
+            let began = clock::now();
+            let (result, _) = meet(way, fault, &mut random).await;
+            assert!(matches!(reason(result), FetchFailure::Late), "{way:?} {fault:?}");
+            assert!(began.elapsed() < DEADLINE / 2, "{way:?} {fault:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_decode_worker_that_takes_nothing_gets_no_blocks_kept() {
+    let mut random = Random::seeded();
+    let layout = KvLayout { n_layers: 2, kv_heads: 16, key_dim: 256, value_dim: 256, dtype: KvDtype::F32, ..layout() };
+    let mut setup = Setup { n_blocks: [24; 2], ..Setup::new(layout, Way::Tcp) };
+    (setup.config.silence_ms, setup.config.lease_ms) = (DEADLINE.as_millis() as u64, 500);
+    let pair = setup.start(&mut random).await;
+    let proxy = Proxy::start(pair.peer.address.clone(), Fault::Silence, 0).await;
+    let peer = Peer { address: proxy.address.clone(), ..pair.peer.clone() };
+    let order = order(16 * 20 + 1, 0, &mut random);
+    let reservation = pair.reserve(&order);
+    let let_go = async {
+        pair.prefill_holds().await;
+        pair.prefill_is_free().await;
+    };
+    tokio::select! {
+        result = pair.client.fetch(&peer, &order, &reservation) => panic!("the decode worker waits: {result:?}"),
+        () = let_go => {}
     }
 }
 

@@ -29,6 +29,8 @@ pub(super) enum Fault {
     Cut,
     /// Nothing goes on any more, to neither side, and the connection stands.
     Silence,
+    /// The same inside a frame.
+    Stall,
     /// What the decode worker says after it is lost.
     Deafen,
 }
@@ -118,6 +120,10 @@ async fn down(
                 return;
             }
             Fault::Silence => std::future::pending().await,
+            Fault::Stall => {
+                let _ = to.write_all(&[&head[..], &payload[..payload.len() / 2]].concat()).await;
+                std::future::pending().await
+            }
             Fault::Deafen => {
                 deaf.send_replace(true);
             }
