@@ -35,6 +35,7 @@ pub struct Config {
     /// Name that clients ask for; empty takes the one the files suggest.
     pub model_name: String,
     /// Tokens in a KV block; absent takes the first worker's.
+    #[serde(deserialize_with = "some_tokens")]
     pub block_size: Option<u32>,
     /// Secret of the cluster's prefix hashes, 64 hexadecimal digits.
     pub hash_key: String,
@@ -105,10 +106,10 @@ pub struct WorkerSettings {
     #[serde(deserialize_with = "at_least_one")]
     pub handshake_timeout_ms: u64,
     /// A watch that is silent for this long is made anew, and until then its worker gets nothing: three of its heartbeats.
-    #[serde(deserialize_with = "at_least_one")]
+    #[serde(deserialize_with = "silence_ms")]
     pub kv_silence_ms_max: u64,
     /// A scheduler that tells no view for this long is not followed until it does: three of its heartbeats.
-    #[serde(deserialize_with = "at_least_one")]
+    #[serde(deserialize_with = "silence_ms")]
     pub view_silence_ms_max: u64,
     /// Shortest wait before a lost watch is made anew.
     pub backoff_ms_min: u64,
@@ -142,6 +143,24 @@ fn directory_bytes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, 
         Err(D::Error::custom(format!("directory_bytes_max is {bytes}; give at least {least}")))
     } else {
         Ok(bytes)
+    }
+}
+
+/// Reads the tokens of a block, where they are given.
+fn some_tokens<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u32>, D::Error> {
+    at_least_one(deserializer).map(Some)
+}
+
+/// Least that is taken for silence, in milliseconds: a busy machine answers later than others.
+const SILENCE_MS_LEAST: u64 = 100;
+
+/// Reads how long a silence is borne.
+fn silence_ms<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    let ms = u64::deserialize(deserializer)?;
+    if ms < SILENCE_MS_LEAST {
+        Err(D::Error::custom(format!("a silence of {ms} ms is too short; give at least {SILENCE_MS_LEAST}")))
+    } else {
+        Ok(ms)
     }
 }
 
@@ -290,9 +309,8 @@ mod tests {
             "admission.default.burst_s",
             "workers.n_attempts_max",
             "workers.handshake_timeout_ms",
-            "workers.kv_silence_ms_max",
-            "workers.view_silence_ms_max",
             "workers.dispatch_ahead_ms",
+            "block_size",
         ];
         for path in bounds {
             let read = |value: u32| {
@@ -301,12 +319,17 @@ mod tests {
             };
             read(1).unwrap();
             let error = read(0).unwrap_err();
-            let (_, key) = path.rsplit_once('.').unwrap();
+            let key = path.rsplit_once('.').map_or(path, |(_, key)| key);
             assert!(error.source().unwrap().to_string().contains(key), "{path}: {error:?}");
         }
         let small = Document::parse("router.workers.directory_bytes_max = 65535", "test").unwrap();
         let error = small.section::<Config>("router").unwrap_err();
         assert!(error.source().unwrap().to_string().contains("directory_bytes_max is 65535; give at least 65536"));
+        for path in ["kv_silence_ms_max", "view_silence_ms_max"] {
+            let short = Document::parse(&format!("router.workers.{path} = 99"), "test").unwrap();
+            let error = short.section::<Config>("router").unwrap_err();
+            assert!(error.source().unwrap().to_string().contains("give at least 100"), "{error:?}");
+        }
         let none = Document::parse("router.limits.n_stops_max = 0", "test").unwrap();
         assert!(none.section::<Config>("router").is_ok(), "no stop strings is a choice");
     }

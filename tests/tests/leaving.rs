@@ -78,6 +78,27 @@ async fn what_only_a_leaving_worker_has_cached_moves_and_is_not_computed_again()
     cluster.wait_for_rest(START).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn where_only_a_worker_that_computes_prompts_is_left_requests_go_on_there_and_stay() {
+    let (plan, _folder) = simulated();
+    let role = |role: &str| toml::Table::from_iter([("role".to_owned(), role.into())]);
+    let mut cluster = Cluster::start(Plan { each_worker: vec![role("prefill"), role("decode")], ..plan }).await;
+    let body = request("tiny", 200);
+    let expected = alone(&cluster, &body).await;
+    let (began, has_begun) = tokio::sync::oneshot::channel();
+    // Nobody waits for it when the test has failed.
+    let reading = ask(&cluster, &body, || began.send(()).unwrap_or_default());
+    has_begun.await.unwrap();
+    let mut leaving = cluster.workers.remove(1);
+    drop(cluster.drain(&leaving.id, &["--now"]));
+    let answer = reading.await.unwrap();
+    assert_eq!(answer.said(), expected.said(), "{:?}", answer.error);
+    let metrics = Metrics::fetch(&cluster.routers[0].http).await.unwrap();
+    assert_eq!(metrics.sum("tessera_router_migrations_total", &[]), 1.0, "it does not leave where nobody else is");
+    assert!(leaving.process.ended(START).success(), "{}", leaving.process.errors());
+    cluster.wait_for_rest(START).await;
+}
+
 async fn hand_over(plan: Plan) {
     let body = request(&plan.model_name, 200);
     let mut cluster = Cluster::start(plan).await;

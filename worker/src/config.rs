@@ -205,6 +205,7 @@ impl Config {
         within("kv_batches_max", self.kv_batches_max as u64, 1, 1 << 20)?;
         within("kv_snapshot_blocks_max", self.kv_snapshot_blocks_max as u64, 1, 1 << 16)?;
         within("reader_tokens_max", self.reader_tokens_max.into(), 1, 1 << 24)?;
+        within("heartbeat_ms", self.heartbeat_ms, 1, 600_000)?;
         within("stall_ms_min", self.stall_ms_min, 100, 1 << 32)?;
         within("stall_ms_max", self.stall_ms_max, self.stall_ms_min, 1 << 32)?;
         let transfer = &self.transfer;

@@ -54,18 +54,22 @@ enum Lost {
     Address(#[from] daemon::client::AddressError),
 }
 
+/// A worker that cannot be linked so often in a row is told of: with usual waits in between that is a second and a half.
+const TELL_AFTER: u32 = 6;
+
 /// Keeps a worker linked; never returns.
 pub(super) async fn keep(cluster: Arc<Cluster>, peer: Peer, tasks: Tasks, shutdown: Shutdown) {
     let (least, most) = (cluster.settings.backoff_ms_min.max(1), cluster.settings.backoff_ms_max.max(1));
     let mut backoff_ms = least;
-    let mut told_mismatch = None;
+    let (mut told_mismatch, mut n_failed) = (None, 0_u32);
     loop {
         let mut linked = Linked { cluster: &cluster, engines: Vec::new(), is_ready: &peer.is_ready };
         let Err(lost) = Box::pin(link(&cluster, &peer, &mut linked, (&tasks, &shutdown))).await;
         let was_ready = peer.is_ready.load(Ordering::Relaxed);
         drop(linked);
+        n_failed = n_failed.saturating_add(1);
         if was_ready {
-            backoff_ms = least;
+            (backoff_ms, n_failed) = (least, 0);
         }
         match &lost {
             Lost::Mismatch(mismatch) => {
@@ -76,6 +80,9 @@ pub(super) async fn keep(cluster: Arc<Cluster>, peer: Peer, tasks: Tasks, shutdo
                 }
             }
             lost if was_ready => tracing::warn!(worker = %peer.worker, "worker is lost: {lost}"),
+            lost if n_failed == TELL_AFTER => {
+                tracing::warn!(worker = %peer.worker, address = %peer.address, "worker cannot be reached yet: {lost}");
+            }
             lost => tracing::debug!(worker = %peer.worker, "worker is not ready: {lost}"),
         }
         tokio::time::sleep(Duration::from_millis(backoff_ms)).await;

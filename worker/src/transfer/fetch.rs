@@ -2,6 +2,7 @@
 
 use std::io;
 use std::ops::Range;
+use std::time::Duration;
 
 use contract::error::RequestError;
 use contract::ids::BlockId;
@@ -60,8 +61,11 @@ pub(crate) enum FetchFailure {
     #[error("the connection is lost")]
     Lost(#[source] LinkError),
     /// The deadline passed.
-    #[error("the deadline passed")]
+    #[error("the deadline passed (worker.transfer.deadline_ms)")]
     Late,
+    /// The peer stands still, or the way to it.
+    #[error("nothing came for {} ms (worker.transfer.silence_ms)", .0.as_millis())]
+    Silent(Duration),
     /// Blocks came with another checksum than they were sent with.
     #[error("blocks from {first_block} on of layer {layer} were damaged on their way")]
     Damaged {
@@ -89,6 +93,7 @@ impl FetchFailure {
             Self::Refused(_) => "refused",
             Self::Lost(_) => "lost",
             Self::Late => "late",
+            Self::Silent(_) => "silent",
             Self::Damaged { .. } => "damaged",
             Self::Incomplete => "incomplete",
             Self::Reservation => "reservation",
@@ -98,7 +103,11 @@ impl FetchFailure {
 
 impl From<LinkError> for FetchFailure {
     fn from(error: LinkError) -> Self {
-        if matches!(error, LinkError::Late) { Self::Late } else { Self::Lost(error) }
+        match error {
+            LinkError::Late => Self::Late,
+            LinkError::Silent(pause) => Self::Silent(pause),
+            error => Self::Lost(error),
+        }
     }
 }
 
@@ -149,8 +158,7 @@ impl<'a> Fetch<'a> {
         let message = Message::Order(self.order.clone(), self.connection.means.way());
         self.connection.link.say(&message, self.until).await?;
         let ended = loop {
-            let heard_until = self.until.min(Instant::from_std(clock::now() + self.endpoint.config.silence()));
-            let header = self.connection.link.read_header(heard_until).await?;
+            let header = self.connection.link.read_header_soon(self.until).await?;
             let began = clock::now();
             match header.kind {
                 Kind::Message => match self.connection.link.read_message(&header, self.until).await? {

@@ -41,9 +41,12 @@ pub(crate) enum LinkError {
     /// The system says so.
     #[error("the connection failed")]
     Io(#[source] io::Error),
-    /// The deadline passed, or a frame that had begun did not go on.
+    /// The deadline passed.
     #[error("the deadline passed")]
     Late,
+    /// Nothing came, or nothing was taken, for too long.
+    #[error("nothing moved for {} ms", .0.as_millis())]
+    Silent(Duration),
     /// What came is no frame.
     #[error(transparent)]
     Header(#[from] HeaderError),
@@ -199,8 +202,23 @@ impl Link {
         interest: Interest,
         what: impl FnMut() -> io::Result<usize>,
     ) -> Result<usize, LinkError> {
-        let until = until.min(Instant::from_std(clock::now() + self.pause_max));
-        by(until, self.stream.async_io(interest, what)).await
+        let silent_at = Instant::from_std(clock::now() + self.pause_max);
+        let moved = by(until.min(silent_at), self.stream.async_io(interest, what)).await;
+        self.or_silent(moved, silent_at < until)
+    }
+
+    /// [`Self::read_header`] of a peer that always has something to say.
+    pub(super) async fn read_header_soon(&self, until: Instant) -> Result<Header, LinkError> {
+        let silent_at = Instant::from_std(clock::now() + self.pause_max);
+        let header = self.read_header(until.min(silent_at)).await;
+        self.or_silent(header, silent_at < until)
+    }
+
+    fn or_silent<T>(&self, result: Result<T, LinkError>, is_silence: bool) -> Result<T, LinkError> {
+        match result {
+            Err(LinkError::Late) if is_silence => Err(LinkError::Silent(self.pause_max)),
+            result => result,
+        }
     }
 }
 

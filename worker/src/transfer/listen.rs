@@ -37,8 +37,8 @@ pub(crate) async fn listen<S: PrefillSource>(
             accepted = listener.accept() => accepted,
             () = shutdown.triggered() => return,
         };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a transfer connection");
                 sleep(ACCEPT_PAUSE).await;
@@ -46,7 +46,8 @@ pub(crate) async fn listen<S: PrefillSource>(
             }
         };
         let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
-            tracing::warn!(places = endpoint.config.connections_max, "all transfer connections are taken");
+            let places = endpoint.config.connections_max;
+            tracing::warn!(%peer, places, "all transfer connections are taken (worker.transfer.connections_max)");
             continue;
         };
         let (endpoint, source, shutdown) = (Arc::clone(&endpoint), Arc::clone(&source), shutdown.clone());

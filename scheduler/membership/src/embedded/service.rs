@@ -45,8 +45,9 @@ impl Membership for Service {
         let ttl = Duration::from_millis(request.ttl_ms);
         check_id(&member.id).and(check_ttl(ttl)).map_err(|error| Status::invalid_argument(error.to_string()))?;
         let (kind, id, epoch, address) = (member.kind, member.id.clone(), member.epoch, member.address.clone());
+        let draining = member.draining;
         let lease = self.store.register(member, ttl).map_err(to_status)?;
-        tracing::info!(?kind, id, epoch, address, ttl_ms = request.ttl_ms, "member registered");
+        tracing::info!(?kind, id, epoch, address, draining, ttl_ms = request.ttl_ms, "member registered");
         Ok(Response::new(wire::RegisterResponse { lease: lease.0, ttl_ms: request.ttl_ms }))
     }
 
