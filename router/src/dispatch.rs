@@ -189,7 +189,9 @@ impl Dispatch {
         let mut request = tonic::Request::new(wire::GenerateRequest::new(&self.request, &engine.id));
         self.trace.inject(request.metadata_mut());
         let frames = engine.line.call(request);
-        Ok(Call { stays: engine.hands_over(), engine, frames, flight })
+        // One with tokens would have gone elsewhere if anybody else took it.
+        let stays = !self.request.generated.is_empty() && engine.hands_over();
+        Ok(Call { engine, stays, frames, flight })
     }
 
     /// Finds another engine for the prompt and what was generated, and waits for one for a while where there is none.

@@ -5,10 +5,11 @@ mod demand;
 pub mod ledger;
 pub mod roles;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use contract::ids::{DataRank, EngineId, ModelName, WorkerId};
+use contract::model::{Fingerprint, ModelIdentity};
 use contract::occupancy::Occupancy;
 use contract::view::{ClusterView, DrainReason, EngineView, Member, MemberKey, MemberKind};
 use membership::WatchEvent;
@@ -63,8 +64,9 @@ pub struct State {
     refused: BTreeMap<MemberKey, Refusal>,
     reports: BTreeMap<EngineId, Report>,
     role_settings: RoleSettings,
-    /// Of each model that some member runs: its engines have its own demand only.
-    roles: BTreeMap<ModelName, Roles>,
+    /// Of each model and numerics that were seen: only such engines take over from each other what they computed, and they
+    /// have their own demand.
+    roles: BTreeMap<Kind, Roles>,
     view: ClusterView,
 }
 
@@ -141,8 +143,8 @@ impl State {
         }
         self.reports.insert(occupancy.engine.clone(), Report { stream, at: now, step });
         if !is_told(&self.members, &occupancy.engine) {
-            let roles = self.roles.get_mut(&self.view.engines[index].identity.name);
-            roles.expect("models in the view have roles").observe(&occupancy, now);
+            let roles = self.roles.get_mut(&kind_of(&self.view.engines[index].identity));
+            roles.expect("engines in the view have roles").observe(&occupancy, now);
         }
         self.set_occupancy(index, Some(occupancy));
         Ok(())
@@ -162,8 +164,8 @@ impl State {
     /// Gives engines that were not told a role another at `now`, if that promises enough; true when any changed.
     pub fn give_roles(&mut self, now: Instant) -> bool {
         let mut is_changed = false;
-        for (model, roles) in &mut self.roles {
-            let is_free = |view: &EngineView| view.identity.name == *model && !is_told(&self.members, &view.engine);
+        for (kind, roles) in &mut self.roles {
+            let is_free = |view: &EngineView| kind_of(&view.identity) == *kind && !is_told(&self.members, &view.engine);
             let stays = |view: &&EngineView| view.draining.is_none() && is_free(view);
             let engines: Vec<&EngineView> = self.view.engines.iter().filter(stays).collect();
             if !roles.decide(&engines, now) {
@@ -224,13 +226,8 @@ impl State {
         let workers = self.members.values().filter(|member| member.kind == MemberKind::Worker);
         let incumbents = self.view.engines.iter().map(|view| &view.identity);
         let decided = admit::decide(workers, incumbents);
-        let models = self.members.values().filter_map(|member| member.identity.as_ref()).map(|identity| &identity.name);
-        let models: BTreeSet<&ModelName> = models.collect();
-        self.roles.retain(|model, _| models.contains(model));
-        for model in models {
-            if !self.roles.contains_key(model) {
-                self.roles.insert(model.clone(), Roles::new(self.role_settings));
-            }
+        for identity in decided.admitted.iter().filter_map(|member| member.identity.as_ref()) {
+            self.roles.entry(kind_of(identity)).or_insert_with(|| Roles::new(self.role_settings));
         }
         let roles = &self.roles;
         let mut engines: Vec<EngineView> =
@@ -255,6 +252,13 @@ impl State {
     }
 }
 
+/// Engines that can take over from each other what they computed.
+type Kind = (ModelName, Fingerprint);
+
+fn kind_of(identity: &ModelIdentity) -> Kind {
+    (identity.name.clone(), identity.numerics)
+}
+
 fn key_of(engine: &EngineId) -> MemberKey {
     MemberKey { kind: MemberKind::Worker, id: engine.worker.to_string(), incarnation: engine.incarnation }
 }
@@ -264,13 +268,13 @@ fn is_told(members: &BTreeMap<MemberKey, Member>, engine: &EngineId) -> bool {
     members.get(&key_of(engine)).is_some_and(|member| member.role.is_some())
 }
 
-fn engines_of(member: &Member, roles: &BTreeMap<ModelName, Roles>) -> Vec<EngineView> {
+fn engines_of(member: &Member, roles: &BTreeMap<Kind, Roles>) -> Vec<EngineView> {
     let identity = member.identity.as_ref().expect("only workers with an identity are admitted");
     let engine_of = |rank| {
         let worker = WorkerId::from(member.id.as_str());
         let engine = EngineId { worker, incarnation: member.incarnation, data_rank: DataRank(rank) };
         EngineView {
-            role: member.role.or_else(|| roles.get(&identity.name)?.of(&engine)),
+            role: member.role.or_else(|| roles.get(&kind_of(identity))?.of(&engine)),
             engine,
             address: member.address.clone(),
             identity: identity.clone(),

@@ -272,7 +272,7 @@ impl Config {
     }
 
     pub(crate) fn heartbeat(&self) -> Duration {
-        Duration::from_millis(self.heartbeat_ms.max(1))
+        Duration::from_millis(self.heartbeat_ms)
     }
 
     pub(crate) fn stall_limits(&self) -> Limits {

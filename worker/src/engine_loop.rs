@@ -96,7 +96,9 @@ impl EngineLoop {
         let error = RequestError::Internal(failure.to_string());
         // What comes now, until the worker has gone, was never begun: it goes elsewhere.
         let (worker, reason) = (self.id.worker.to_string(), failure.to_string());
-        self.inbox.close(RequestError::WorkerLost { worker, n_tokens: 0, reason });
+        let lost = RequestError::WorkerLost { worker, n_tokens: 0, reason };
+        self.inbox.close(lost.clone());
+        self.events.drain(..).for_each(|event| event.refuse(&lost));
         self.live.drain().for_each(|(_, live)| live.writer.fail(error.clone()));
         Err(failure)
     }
@@ -116,10 +118,9 @@ impl EngineLoop {
     }
 
     fn take_events(&mut self) -> Result<Turn, EngineFailure> {
-        let mut events = std::mem::take(&mut self.events);
-        self.inbox.take(&mut events);
+        self.inbox.take(&mut self.events);
         let mut turn = Turn::GoOn;
-        for event in events.drain(..) {
+        while let Some(event) = self.events.pop_front() {
             match event {
                 // Its requests have ended.
                 Event::Stepped(_) if turn == Turn::Stop => {}
@@ -144,7 +145,6 @@ impl EngineLoop {
                 }
             }
         }
-        self.events = events;
         Ok(turn)
     }
 

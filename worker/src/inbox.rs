@@ -92,6 +92,17 @@ struct State {
     closed: Option<RequestError>,
 }
 
+impl Event {
+    /// Tells whoever asked that it is not done, and why.
+    pub(crate) fn refuse(self, error: &RequestError) {
+        match self {
+            Self::Submit(submission) => submission.writer.fail(error.clone()),
+            Self::Lend(lend) => lend.progress.send_modify(|progress| progress.failed = Some(error.clone())),
+            _ => {}
+        }
+    }
+}
+
 impl Inbox {
     /// Makes an empty queue.
     pub(crate) fn new(submissions_max: usize, retry_after_ms: u64) -> Self {
@@ -155,13 +166,7 @@ impl Inbox {
         state.n_submissions = 0;
         let error = state.closed.get_or_insert(error).clone();
         drop(state);
-        for event in events {
-            match event {
-                Event::Submit(submission) => submission.writer.fail(error.clone()),
-                Event::Lend(lend) => lend.progress.send_modify(|progress| progress.failed = Some(error.clone())),
-                _ => {}
-            }
-        }
+        events.into_iter().for_each(|event| event.refuse(&error));
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -11,7 +11,7 @@ mod outbox;
 mod search;
 mod supervise;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -376,8 +376,13 @@ impl Cluster {
         let is_open = |engine: &Arc<Engine>| {
             !engine.is_leaving() && engines.get(&engine.id).is_none_or(|view| view.draining.is_none())
         };
-        let is_taken = ready.iter().any(|engine| role(engine) != Role::Prefill && is_open(engine));
+        let takers: HashSet<Fingerprint> = ready
+            .iter()
+            .filter(|engine| role(engine) != Role::Prefill && is_open(engine))
+            .map(|engine| engine.numerics)
+            .collect();
         for engine in ready.iter() {
+            let is_taken = takers.contains(&engine.numerics);
             engine.hands_over.store(is_taken && role(engine) == Role::Prefill, Ordering::Relaxed);
         }
         self.view.store(Arc::new(engines));

@@ -12,7 +12,7 @@ use super::*;
 const STALE: Duration = Duration::from_millis(50);
 
 /// Nobody was given a role.
-fn free() -> BTreeMap<ModelName, Roles> {
+fn free() -> BTreeMap<Kind, Roles> {
     BTreeMap::new()
 }
 
@@ -85,10 +85,17 @@ fn engines_come_and_go_with_their_member() {
 }
 
 #[test]
-fn each_model_has_roles_for_its_own_demand() {
+fn engines_have_roles_for_the_demand_of_their_model_and_numerics() {
+    for second_model in [identity(1, 16), ModelIdentity { numerics: Fingerprint([5; 16]), ..identity(0, 16) }] {
+        roles_of_two_kinds([identity(0, 16), second_model]);
+    }
+}
+
+fn roles_of_two_kinds(identities: [ModelIdentity; 2]) {
     let (mut state, start) = start();
     for id in 0..4 {
-        state.member(WatchEvent::Changed(Member { identity: Some(identity(id / 2, 16)), ..worker(id, 1, 16) }));
+        let identity = Some(identities[usize::from(id / 2)].clone());
+        state.member(WatchEvent::Changed(Member { identity, ..worker(id, 1, 16) }));
     }
     let cost = CostCoefficients {
         prefill_per_token_ms: 0.66,
@@ -99,7 +106,7 @@ fn each_model_has_roles_for_its_own_demand() {
     for second in 1..60 {
         let now = start + Duration::from_secs(second);
         for id in 0..4 {
-            // The second model's answers follow on next to no prompts.
+            // The second kind's answers follow on next to no prompts.
             let prefill_tokens = if id < 2 { 530 * second } else { second };
             let computed = StepLoad { prefill_tokens, decode_sequences: 300 * second, ..StepLoad::default() };
             let (requests_running, step_tokens) = (16, 512);

@@ -71,8 +71,8 @@ impl Link {
     pub(super) fn new(stream: TcpStream, pause_max: Duration) -> io::Result<Self> {
         tune(&stream)?;
         // What the system has taken and the peer's system does not confirm counts as well.
-        let pause_ms = u32::try_from(pause_max.as_millis()).unwrap_or(u32::MAX);
-        sockopt::set_tcp_user_timeout(&stream, pause_ms)?;
+        let pause_ms = i32::try_from(pause_max.as_millis()).unwrap_or(i32::MAX);
+        sockopt::set_tcp_user_timeout(&stream, pause_ms.unsigned_abs())?;
         Ok(Self { stream, pause_max })
     }
 

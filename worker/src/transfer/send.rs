@@ -216,13 +216,14 @@ impl Sending<'_> {
             Outlet::Ring(ring, room) => {
                 let n_bytes = u32::try_from(runs.n_bytes()).unwrap_or(u32::MAX);
                 let lease = self.endpoint.config.lease();
-                let until = self.until.min(Instant::from_std(clock::now() + lease));
-                match timeout_at(until, room.acquire_many(n_bytes)).await {
+                let silent_at = Instant::from_std(clock::now() + lease);
+                match timeout_at(self.until.min(silent_at), room.acquire_many(n_bytes)).await {
                     Ok(Ok(permit)) => {
                         permit.forget();
                         Ok(ring.put(runs))
                     }
                     Ok(Err(_)) => Err(LinkError::Closed),
+                    Err(_) if silent_at < self.until => Err(LinkError::Silent(lease)),
                     Err(_) => Err(LinkError::Late),
                 }
             }

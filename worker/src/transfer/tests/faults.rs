@@ -18,11 +18,7 @@ use super::source::Plan;
 /// A pair with a layer of several frames, and a proxy between them.
 async fn through(way: Way, fault: Fault, random: &mut Random) -> (Pair, Proxy, Peer) {
     let layout = KvLayout { n_layers: 2, kv_heads: 16, key_dim: 256, value_dim: 256, dtype: KvDtype::F32, ..layout() };
-    let mut setup = Setup { n_blocks: [24; 2], ..Setup::new(layout, way) };
-    if fault == Fault::Silence || fault == Fault::Stall {
-        setup.config.silence_ms = 500;
-    }
-    let pair = setup.start(random).await;
+    let pair = Setup { n_blocks: [24; 2], ..Setup::new(layout, way) }.start(random).await;
     let proxy = Proxy::start(pair.peer.address.clone(), fault, 2).await;
     let peer = Peer { address: proxy.address.clone(), ..pair.peer.clone() };
     (pair, proxy, peer)
@@ -118,20 +114,22 @@ async fn a_connection_that_breaks_or_falls_silent_ends_both_sides() {
 async fn a_decode_worker_that_takes_nothing_gets_no_blocks_kept() {
     let mut random = Random::seeded();
     let layout = KvLayout { n_layers: 2, kv_heads: 16, key_dim: 256, value_dim: 256, dtype: KvDtype::F32, ..layout() };
-    let mut setup = Setup { n_blocks: [24; 2], ..Setup::new(layout, Way::Tcp) };
-    (setup.config.silence_ms, setup.config.lease_ms) = (DEADLINE.as_millis() as u64, 500);
-    let pair = setup.start(&mut random).await;
-    let proxy = Proxy::start(pair.peer.address.clone(), Fault::Silence, 0).await;
-    let peer = Peer { address: proxy.address.clone(), ..pair.peer.clone() };
-    let order = order(16 * 20 + 1, 0, &mut random);
-    let reservation = pair.reserve(&order);
-    let let_go = async {
-        pair.prefill_holds().await;
-        pair.prefill_is_free().await;
-    };
-    tokio::select! {
-        result = pair.client.fetch(&peer, &order, &reservation) => panic!("the decode worker waits: {result:?}"),
-        () = let_go => {}
+    for way in [Way::Tcp, Way::Ring] {
+        let mut setup = Setup { n_blocks: [24; 2], ..Setup::new(layout, way) };
+        (setup.config.silence_ms, setup.config.lease_ms) = (DEADLINE.as_millis() as u64, 500);
+        let pair = setup.start(&mut random).await;
+        let proxy = Proxy::start(pair.peer.address.clone(), Fault::Silence, 0).await;
+        let peer = Peer { address: proxy.address.clone(), ..pair.peer.clone() };
+        let order = order(16 * 20 + 1, 0, &mut random);
+        let reservation = pair.reserve(&order);
+        let let_go = async {
+            pair.prefill_holds().await;
+            pair.prefill_is_free().await;
+        };
+        tokio::select! {
+            result = pair.client.fetch(&peer, &order, &reservation) => panic!("the decode worker waits: {result:?}"),
+            () = let_go => {}
+        }
     }
 }
 

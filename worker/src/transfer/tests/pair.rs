@@ -101,14 +101,14 @@ impl Pair {
         }
     }
 
-    /// All blocks of the prefill worker are free again.
-    /// Waits until the prefill worker has blocks in use.
+    /// The prefill worker has blocks in use.
     pub(super) async fn prefill_holds(&self) {
         while self.prefill.pool.n_free() == self.prefill.pool.memory.n_blocks() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
 
+    /// All blocks of the prefill worker are free again.
     pub(super) async fn prefill_is_free(&self) {
         let free = async {
             while self.prefill.pool.n_free() < self.prefill.pool.memory.n_blocks() {

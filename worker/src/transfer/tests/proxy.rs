@@ -121,7 +121,8 @@ async fn down(
             }
             Fault::Silence => std::future::pending().await,
             Fault::Stall => {
-                let _ = to.write_all(&[&head[..], &payload[..payload.len() / 2]].concat()).await;
+                let all = [&head[..], &payload].concat();
+                let _ = to.write_all(&all[..all.len() / 2]).await;
                 std::future::pending().await
             }
             Fault::Deafen => {
