@@ -120,10 +120,8 @@ impl Dispatch {
     /// Leaves an engine that computes prompts for others now, if it may go on elsewhere: what is cached there is fetched.
     fn move_on(&mut self) {
         let n_tokens = self.request.generated.len();
-        let Some(call) = self.call.as_ref().filter(|call| n_tokens > 0 && !call.stays) else { return };
-        if !call.engine.hands_over() {
-            return;
-        }
+        let moves = |call: &&Call| n_tokens > 0 && !call.stays && call.engine.hands_over();
+        let Some(call) = self.call.as_ref().filter(moves) else { return };
         let why = RequestError::StalePlacement(format!("{} computes prompts for others now", call.engine.id));
         if self.course.goes_on(&why, n_tokens, &self.cluster.settings.budget()) {
             self.last_error = Some(why);
