@@ -13,6 +13,10 @@ use crate::op::attention::{PARTITION, STRIPE};
 pub(crate) const TILES: usize = STRIPE / TILE;
 const _: () = assert!(STRIPE.is_multiple_of(TILE) && PARTITION.is_multiple_of(STRIPE));
 
+/// Positions between a tile and the one that is asked for while it is used: with two threads at work, memory answers later
+/// than a stripe takes.
+const AHEAD: usize = 2 * STRIPE;
+
 /// Tiles of a stripe that hold positions which some row of a unit sees.
 pub(crate) struct Stripe<E> {
     /// Those positions.
@@ -25,8 +29,8 @@ pub(crate) struct Stripe<E> {
     pub(crate) keys: [*const E; TILES],
     /// `value_stride / 16` panels of sixteen steps of depth for each tile in use.
     pub(crate) values: [*const E; TILES],
-    /// What to ask for while a tile is used: that of the next stripe, of this or of the following unit, if there is one in the
-    /// cache, else the same.
+    /// What to ask for while a tile is used: that of [`AHEAD`] positions later, of this or of the following unit, if there is one
+    /// in the cache, else the same.
     pub(crate) next_keys: [*const E; TILES],
     pub(crate) next_values: [*const E; TILES],
 }
@@ -58,8 +62,8 @@ impl<E: Copy> Stripe<E> {
                 let scratch = &mut work.values[tile * values..][..values];
                 stripe.values[tile] = tile_of::<P>(unit, &unit.values, &seen, scratch);
             }
-            stripe.next_keys[tile] = later::<P>(unit, &unit.keys, first + STRIPE).unwrap_or(stripe.keys[tile]);
-            stripe.next_values[tile] = later::<P>(unit, &unit.values, first + STRIPE).unwrap_or(stripe.values[tile]);
+            stripe.next_keys[tile] = later::<P>(unit, &unit.keys, first + AHEAD).unwrap_or(stripe.keys[tile]);
+            stripe.next_values[tile] = later::<P>(unit, &unit.values, first + AHEAD).unwrap_or(stripe.values[tile]);
             if matches!(unit.keys.data, CacheData::Int8(_)) {
                 load_scales(unit, work, &seen, start);
             }

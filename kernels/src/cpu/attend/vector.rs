@@ -15,7 +15,7 @@ pub(crate) trait Vector: Lanes {
     /// The largest lane in all lanes.
     unsafe fn spread_largest(self) -> Self;
 
-    /// `2^self`, within 4 ulp, for numbers up to 0; 0 below -126 and for negative infinity, 1 for 0.
+    /// `2^self`, within 4 ulp, for numbers up to 0; 1 for 0, 0 for negative infinity; below -126, 0 or what is below 2^-126.
     ///
     /// Polynomial: `1 + r q(r)`, `q` interpolates `(2^r - 1) / r` at Chebyshev nodes of [-0.5, 0.5].
     #[inline(always)]

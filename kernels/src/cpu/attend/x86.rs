@@ -8,6 +8,7 @@ use crate::cpu::attend::online::Online;
 use crate::cpu::attend::product::{F32, Product, Widened, bf16_bits};
 use crate::cpu::attend::vector::Vector;
 use crate::cpu::attend::{KvTable, attend};
+use crate::cpu::lanes::Lanes as _;
 use crate::cpu::{avx2, avx512};
 use crate::op::attention::unit::{Scratch, Unit};
 use crate::op::kv::{self, Write};
@@ -74,6 +75,21 @@ impl Vector for __m512 {
             let x = _mm512_max_ps(x, _mm512_shuffle_f32x4::<0b10_11_00_01>(x, x));
             let x = _mm512_max_ps(x, _mm512_permute_ps::<0b01_00_11_10>(x));
             _mm512_max_ps(x, _mm512_permute_ps::<0b10_11_00_01>(x))
+        }
+    }
+    /// Two instructions take a number apart and put the result together, with nothing to bound: the fraction of an infinity is
+    /// 0, and a scale below -149 gives 0. Coefficients: least greatest relative error of degree 5 on [0, 1], by Lawson's
+    /// iteration; 1.4e-7 in f32.
+    #[inline(always)]
+    unsafe fn exp2(self) -> Self {
+        // SAFETY: as the trait demands.
+        unsafe {
+            let r = _mm512_reduce_ps::<_MM_FROUND_TO_NEG_INF>(self);
+            let mut p = Self::splat(1.867_132_5e-3);
+            for c in [9.017_025e-3, 5.579_991_6e-2, 2.401_644_4e-1, 6.931_513e-1, 1.0] {
+                p = p.fma(r, Self::splat(c));
+            }
+            _mm512_scalef_ps(p, self)
         }
     }
     #[inline(always)]

@@ -93,7 +93,7 @@ impl Unit<'_> {
             return Some((self, position));
         }
         let (unit, start) = self.following?;
-        let position = start / STRIPE * STRIPE + position % STRIPE;
+        let position = start / STRIPE * STRIPE + position.checked_sub(self.end().next_multiple_of(STRIPE))?;
         (position < unit.end()).then_some((unit, position))
     }
 
