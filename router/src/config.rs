@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use contract::hash::HashKey;
+use daemon::address::{check_advertise, check_listen, check_peers};
 use daemon::announce::Announce;
 use daemon::client::ChannelOptions;
 use daemon::config::at_least_one;
@@ -17,6 +18,7 @@ use crate::error::Error;
 use crate::resume::Budget;
 use crate::route::directory::PrefixDirectory;
 use crate::route::placer::PlacerSettings;
+use crate::route::{RoutePolicy, policy};
 
 /// Everything a router is told.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -175,7 +177,7 @@ impl Default for Config {
             model_name: String::new(),
             block_size: None,
             hash_key: String::new(),
-            policy: crate::route::policy::DEFAULT.to_owned(),
+            policy: policy::DEFAULT.to_owned(),
             membership: MembershipConfig::default(),
             scheduler_addresses: Vec::new(),
             limits: Limits::default(),
@@ -263,17 +265,34 @@ impl Config {
     /// # Errors
     /// When it is not 64 hexadecimal digits.
     pub fn key(&self) -> Result<HashKey, Error> {
-        let wrong = || Error::HashKey { length: self.hash_key.len() };
-        let digits = self.hash_key.as_bytes();
-        if digits.len() != 64 || !digits.iter().all(u8::is_ascii_hexdigit) {
-            return Err(wrong());
+        self.hash_key.parse().map_err(Error::HashKey)
+    }
+
+    /// The policy that is named.
+    pub(crate) fn policy(&self) -> Result<&'static dyn RoutePolicy, Error> {
+        policy::by_name(&self.policy).ok_or_else(|| Error::Policy {
+            name: self.policy.clone(),
+            known: policy::POLICIES.map(|policy| policy.name()).join(", "),
+        })
+    }
+
+    /// Checks what can be judged before anything is opened.
+    ///
+    /// # Errors
+    /// The first value that cannot work.
+    pub fn check(&self) -> Result<(), Error> {
+        membership::check_id(&self.id)?;
+        check_listen("router.grpc", &self.grpc)?;
+        check_listen("router.http", &self.http)?;
+        check_advertise("router.advertise", &self.advertise)?;
+        check_peers("router.scheduler_addresses", &self.scheduler_addresses)?;
+        self.membership.check()?;
+        let WorkerSettings { backoff_ms_min: least, backoff_ms_max: most, .. } = self.workers;
+        if least > most {
+            return Err(Error::Backoff { least, most });
         }
-        let mut key = [0; 32];
-        for (byte, pair) in key.iter_mut().zip(digits.chunks_exact(2)) {
-            let pair = std::str::from_utf8(pair).map_err(|_| wrong())?;
-            *byte = u8::from_str_radix(pair, 16).map_err(|_| wrong())?;
-        }
-        Ok(HashKey(key))
+        self.policy()?;
+        self.key().map(drop)
     }
 }
 
@@ -335,11 +354,24 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_64_hexadecimal_digits() {
-        let with = |hash_key: &str| Config { hash_key: hash_key.to_owned(), ..Config::default() };
-        assert_eq!(with(&"0a".repeat(32)).key().unwrap(), HashKey([10; 32]));
-        for wrong in ["", "0a", &"0g".repeat(32), &"+1".repeat(32), &"0a".repeat(33)] {
-            assert!(with(wrong).key().is_err(), "{wrong}");
+    fn values_that_cannot_work_are_named_before_anything_is_opened() {
+        let good = || Config { hash_key: "0a".repeat(32), ..Config::default() };
+        good().check().unwrap();
+        let waits = WorkerSettings { backoff_ms_min: 3_000, ..WorkerSettings::default() };
+        let wrong = [
+            (Config { hash_key: "zz".to_owned(), ..good() }, "router.hash_key has 2 characters"),
+            (Config { id: " a".to_owned(), ..good() }, "\" a\""),
+            (Config { grpc: "nowhere".to_owned(), ..good() }, "router.grpc \"nowhere\""),
+            (Config { http: "a b:1".to_owned(), ..good() }, "router.http"),
+            (Config { advertise: "0.0.0.0:1".to_owned(), ..good() }, "router.advertise"),
+            (Config { scheduler_addresses: vec!["x".to_owned()], ..good() }, "router.scheduler_addresses \"x\""),
+            (Config { policy: "luck".to_owned(), ..good() }, "router.policy \"luck\""),
+            (Config { workers: waits, ..good() }, "backoff_ms_min is 3000"),
+        ];
+        for (config, what) in wrong {
+            let error = config.check().unwrap_err();
+            let text = format!("{error} {}", error.source().map(ToString::to_string).unwrap_or_default());
+            assert!(text.contains(what), "{text}");
         }
     }
 }

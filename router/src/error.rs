@@ -1,5 +1,7 @@
 //! Why a router cannot run.
 
+use contract::hash::HashKeyError;
+use daemon::address::InvalidAddress;
 use daemon::client::AddressError;
 use daemon::server::{BindError, ServeError};
 use thiserror::Error;
@@ -8,10 +10,18 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum Error {
     /// The key is not of the form it must have; its value is not shown.
-    #[error("router.hash_key has {length} characters; give 64 hexadecimal digits, the same to every router and worker")]
-    HashKey {
-        /// Characters it has.
-        length: usize,
+    #[error("router.hash_key {0}")]
+    HashKey(HashKeyError),
+    /// Something of the configuration is no address.
+    #[error(transparent)]
+    InvalidAddress(#[from] InvalidAddress),
+    /// The waits before a lost watch is made anew have no range.
+    #[error("router.workers.backoff_ms_min is {least}; give at most backoff_ms_max, which is {most}")]
+    Backoff {
+        /// The shortest.
+        least: u64,
+        /// The longest.
+        most: u64,
     },
     /// No policy of that name.
     #[error("router.policy {name:?} is unknown; known are {known}")]

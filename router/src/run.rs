@@ -18,7 +18,6 @@ use crate::generate::Service;
 use crate::metrics::Metrics;
 use crate::model::ServedModel;
 use crate::route::placer::Placer;
-use crate::route::policy;
 
 /// Longest time for the router's own tasks to end.
 const END: Duration = Duration::from_secs(5);
@@ -28,10 +27,7 @@ const END: Duration = Duration::from_secs(5);
 /// # Errors
 /// When something of the configuration cannot be used; an absent scheduler, store or worker is no error.
 pub async fn run(config: Config, shutdown: Shutdown) -> Result<(), Error> {
-    let policy = policy::by_name(&config.policy).ok_or_else(|| Error::Policy {
-        name: config.policy.clone(),
-        known: policy::POLICIES.map(|policy| policy.name()).join(", "),
-    })?;
+    let policy = config.policy()?;
     let grpc = Listener::bind_for("router.grpc", &config.grpc)?;
     let http = Listener::bind_for("router.http", &config.http)?;
     let opened = config.clone();

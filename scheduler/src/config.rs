@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use daemon::address::check_listen;
 use daemon::announce::Announce;
 use daemon::config::at_least_one;
 use daemon::server::ServerConfig;
 use membership::MembershipConfig;
 use serde::{Deserialize, Serialize};
 
+use crate::run::Error;
 use crate::state::roles::RoleSettings;
 
 /// The `[scheduler]` table.
@@ -21,6 +23,7 @@ pub struct Config {
     /// Time after which a view is sent again although nothing changed.
     pub heartbeat_ms: u64,
     /// Time without a report after which an engine's occupancy no longer counts; several heartbeats of a worker.
+    #[serde(deserialize_with = "at_least_one")]
     pub occupancy_stale_ms: u64,
     /// Shortest time between two views; changes in between travel together.
     pub view_interval_ms: u64,
@@ -61,6 +64,15 @@ impl Default for Config {
 }
 
 impl Config {
+    /// Checks what can be judged before anything is opened.
+    ///
+    /// # Errors
+    /// The first value that cannot work.
+    pub fn check(&self) -> Result<(), Error> {
+        check_listen("scheduler.listen", &self.listen)?;
+        Ok(self.membership.check()?)
+    }
+
     pub(crate) fn heartbeat(&self) -> Duration {
         Duration::from_millis(self.heartbeat_ms.max(1))
     }

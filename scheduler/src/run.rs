@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
+use daemon::address::InvalidAddress;
 use daemon::clock;
 use daemon::server::{BindError, Listener, Readiness, ServeError, Server};
 use daemon::shutdown::Shutdown;
@@ -31,6 +32,9 @@ pub enum Error {
     /// It cannot listen.
     #[error(transparent)]
     Bind(#[from] BindError),
+    /// What it should listen on is no address.
+    #[error(transparent)]
+    InvalidAddress(#[from] InvalidAddress),
     /// Membership is configured wrongly.
     #[error("cannot use membership")]
     Membership(#[from] membership::Error),

@@ -10,6 +10,9 @@ use std::time::{Duration, Instant};
 
 use crate::host::Host;
 
+/// Longest wait for the rest of the output of a process that has ended.
+const OUTPUT_END: Duration = Duration::from_secs(5);
+
 /// A running child.
 pub struct Process {
     pub name: String,
@@ -142,11 +145,15 @@ impl Process {
         assert!(status.success(), "kill -s {name} {}", self.pid());
     }
 
-    /// Waits for its end.
+    /// Waits for its end, and for that of its output.
     pub fn ended(&mut self, deadline: Duration) -> ExitStatus {
         let end = Instant::now() + deadline;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
+                // A process that it started may hold the pipe for longer.
+                let is_open = |lines: &mut (Vec<String>, bool)| !lines.1;
+                let seen = self.lines.seen.lock().unwrap();
+                drop(self.lines.changed.wait_timeout_while(seen, OUTPUT_END, is_open).unwrap());
                 return status;
             }
             assert!(Instant::now() < end, "{} still runs after {deadline:?}:\n{}", self.name, self.errors());

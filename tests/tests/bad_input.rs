@@ -194,3 +194,37 @@ fn configuration_mistakes_are_named() {
     let check = refused(&[&model[..], &["--check-config", "--set", "worker.blok_size=16"]].concat());
     assert!(check.contains("worker.blok_size"), "{check}");
 }
+
+#[test]
+fn what_cannot_work_is_told_by_a_check_alone() {
+    let key = "hash_key=".to_owned() + &"0a".repeat(32);
+    let check = |role: &str, sets: &[&str]| {
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        let mut process = Process::tessera(role, &[&[role, "--check-config"], &sets[..]].concat(), None);
+        (process.ended(END).success(), process.errors() + &process.output())
+    };
+    for role in ["scheduler", "router", "worker"] {
+        let (is_good, said) = check(role, &[&key]);
+        assert!(is_good && said.contains("the configuration is good"), "{role}: {said}");
+    }
+    let wrong = [
+        ("worker", "hash_key=zz", "worker.hash_key has 2 characters"),
+        ("router", "hash_key=zz", "router.hash_key has 2 characters"),
+        ("worker", "worker.n_blocks=0", "worker.n_blocks is 0"),
+        ("worker", "worker.listen=nowhere", "worker.listen \"nowhere\""),
+        ("worker", "worker.advertise=garbage", "worker.advertise \"garbage\""),
+        ("worker", "worker.id=' w'", "\" w\""),
+        ("worker", "membership.ttl_ms=0", "ttl_ms"),
+        ("router", "router.advertise=0.0.0.0:80", "router.advertise \"0.0.0.0:80\""),
+        ("router", "scheduler_addresses=['x']", "router.scheduler_addresses \"x\""),
+        ("router", "router.policy=luck", "prefix_latency"),
+        ("router", "router.workers.backoff_ms_min=9000", "backoff_ms_min is 9000"),
+        ("scheduler", "scheduler.listen=:80", "scheduler.listen \":80\""),
+        ("scheduler", "scheduler.occupancy_stale_ms=0", "occupancy_stale_ms"),
+        ("scheduler", "membership.endpoints=['one two']", "one two"),
+    ];
+    for (role, set, what) in wrong {
+        let (is_good, said) = check(role, &[&key, set]);
+        assert!(!is_good && said.contains(what), "{role} {set}: {said}");
+    }
+}

@@ -5,9 +5,13 @@ use std::time::Duration;
 
 use contract::hash::HashKey;
 use contract::kv::KvDtype;
+use contract::model::Fingerprint;
 use contract::view::Role;
+use daemon::address::{check_advertise, check_listen, check_peers};
 use daemon::announce::Announce;
 use daemon::server::ServerConfig;
+use engine::EngineConfig;
+use engine::config::BLOCKS_MAX;
 use kernels::{ComputeDtype, ISA_VARIABLE, Isa};
 use membership::MembershipConfig;
 use serde::{Deserialize, Serialize};
@@ -192,7 +196,7 @@ impl std::fmt::Debug for Config {
 }
 
 impl Config {
-    /// Checks bounds that nothing below would refuse.
+    /// Checks what can be judged before anything is opened.
     ///
     /// # Errors
     /// The first value out of range, with the range.
@@ -219,6 +223,19 @@ impl Config {
         within("transfer.pairing_timeout_ms", transfer.pairing_timeout_ms, 1, 1 << 32)?;
         within("transfer.idle_timeout_ms", transfer.idle_timeout_ms, 1, 1 << 32)?;
         within("watermark_percent", self.watermark_percent.into(), 0, 99)?;
+        let (n_blocks, context_length) = (self.n_blocks.unwrap_or(BLOCKS_MAX), self.context_length.unwrap_or(u32::MAX));
+        self.engine_config(n_blocks, context_length, self.key()?, Fingerprint([0; 16])).validate()?;
+        if !self.id.is_empty() {
+            membership::check_id(&self.id)?;
+        }
+        check_listen("worker.listen", &self.listen)?;
+        if !transfer.listen.is_empty() {
+            check_listen("worker.transfer.listen", &transfer.listen)?;
+        }
+        check_advertise("worker.advertise", &self.advertise)?;
+        check_advertise("worker.transfer.advertise", &transfer.advertise)?;
+        check_peers("worker.scheduler_addresses", &self.scheduler_addresses)?;
+        self.membership.check()?;
         self.isa().map(drop)
     }
 
@@ -235,17 +252,7 @@ impl Config {
 
     /// Reads the hash key.
     pub(crate) fn key(&self) -> Result<HashKey, Error> {
-        let wrong = || Error::HashKey { length: self.hash_key.chars().count() };
-        let digits: Vec<u8> =
-            self.hash_key.chars().map_while(|c| c.to_digit(16)).filter_map(|digit| u8::try_from(digit).ok()).collect();
-        if digits.len() != 64 || self.hash_key.len() != 64 {
-            return Err(wrong());
-        }
-        let mut key = [0; 32];
-        for (byte, pair) in key.iter_mut().zip(digits.chunks_exact(2)) {
-            *byte = pair[0] << 4 | pair[1];
-        }
-        Ok(HashKey(key))
+        self.hash_key.parse().map_err(Error::HashKey)
     }
 
     /// The folder of packed weights, if they are kept; `~/` at its start is the home folder, as a shell would have it.
@@ -279,6 +286,36 @@ impl Config {
         Limits { least: Duration::from_millis(self.stall_ms_min), most: Duration::from_millis(self.stall_ms_max) }
     }
 
+    /// The bounds of an engine with so many blocks.
+    pub(crate) fn engine_config(
+        &self,
+        n_blocks: u32,
+        context_length: u32,
+        hash_key: HashKey,
+        model: Fingerprint,
+    ) -> EngineConfig {
+        EngineConfig {
+            block_size: self.block_size,
+            n_blocks,
+            max_running: self.max_running,
+            max_waiting: self.max_waiting,
+            token_budget: self.token_budget,
+            prefill_budget: None,
+            max_prefill_chunk: self.max_prefill_chunk,
+            context_length,
+            watermark_blocks: self.watermark_blocks(n_blocks),
+            retry_after_ms: self.retry_after_ms,
+            hash_key,
+            model,
+        }
+    }
+
+    /// Blocks that admission leaves to running requests, of so many.
+    pub(crate) fn watermark_blocks(&self, n_blocks: u32) -> u32 {
+        let watermark = u64::from(n_blocks) * u64::from(self.watermark_percent.min(90)) / 100;
+        u32::try_from(watermark).unwrap_or(0)
+    }
+
     /// Blocks in the pool, where one takes `block_bytes` and sequences are at most `context_length` long.
     pub(crate) fn pool_blocks(&self, block_bytes: usize, context_length: u32) -> u32 {
         if let Some(n_blocks) = self.n_blocks {
@@ -287,8 +324,8 @@ impl Config {
         let by_memory = self.kv_cache_mb.saturating_mul(1 << 20) / (block_bytes as u64).max(1);
         let per_sequence = u64::from(context_length.div_ceil(self.block_size.max(1))) + 1;
         let by_use = per_sequence.saturating_mul(self.max_running.into());
-        let n_blocks = by_memory.min(by_use).clamp(1, engine::config::BLOCKS_MAX.into());
-        u32::try_from(n_blocks).unwrap_or(engine::config::BLOCKS_MAX)
+        let n_blocks = by_memory.min(by_use).clamp(1, BLOCKS_MAX.into());
+        u32::try_from(n_blocks).unwrap_or(BLOCKS_MAX)
     }
 }
 
@@ -296,9 +333,13 @@ impl Config {
 mod tests {
     use super::*;
 
+    fn good() -> Config {
+        Config { hash_key: "0a".repeat(32), ..Config::default() }
+    }
+
     #[test]
     fn bounds_that_cannot_work_are_refused_by_name() {
-        assert!(Config::default().check().is_ok());
+        assert!(good().check().is_ok());
         let error = |config: Config| config.check().unwrap_err().to_string();
         assert!(error(Config { threads: 1_000_000, ..Config::default() }).contains("worker.threads is 1000000"));
         assert!(error(Config { kv_batches_max: usize::MAX, ..Config::default() }).contains("kv_batches_max"));
@@ -306,8 +347,32 @@ mod tests {
         assert!(error(Config { stall_ms_min: 0, ..Config::default() }).contains("stall_ms_min is 0"));
         assert!(error(Config { stall_ms_max: 1, ..Config::default() }).contains("stall_ms_max is 1"));
         assert!(error(Config { watermark_percent: 500, ..Config::default() }).contains("watermark_percent"));
-        assert!(error(Config { cpu: " mmx ".to_owned(), ..Config::default() }).contains("worker.cpu"));
-        assert!(Config { cpu: " scalar ".to_owned(), ..Config::default() }.check().is_ok());
+        assert!(error(Config { cpu: " mmx ".to_owned(), ..good() }).contains("worker.cpu"));
+        assert!(Config { cpu: " scalar ".to_owned(), ..good() }.check().is_ok());
+        assert!(error(Config { n_blocks: Some(0), ..good() }).contains("worker.n_blocks is 0"));
+        assert!(error(Config { token_budget: 255, ..good() }).contains("worker.token_budget is 255"));
+        assert!(error(Config { hash_key: "zz".to_owned(), ..good() }).contains("worker.hash_key has 2 characters"));
+        assert!(error(Config { id: "a ".to_owned(), ..good() }).contains("membership"));
+        let membership = MembershipConfig { ttl_ms: 0, ..MembershipConfig::default() };
+        assert!(error(Config { membership, ..good() }).contains("membership"));
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_by_name() {
+        let told = |config: Config, option: &str| {
+            let error = config.check().unwrap_err().to_string();
+            assert!(error.starts_with(option), "{error}");
+        };
+        told(Config { listen: "7000".to_owned(), ..good() }, "worker.listen");
+        told(Config { advertise: "garbage".to_owned(), ..good() }, "worker.advertise");
+        told(Config { scheduler_addresses: vec!["here".to_owned()], ..good() }, "worker.scheduler_addresses");
+        let transfer = |listen: &str, advertise: &str| TransferConfig {
+            listen: listen.to_owned(),
+            advertise: advertise.to_owned(),
+            ..TransferConfig::default()
+        };
+        told(Config { transfer: transfer("x", ""), ..good() }, "worker.transfer.listen");
+        told(Config { transfer: transfer("", "[::]:1"), ..good() }, "worker.transfer.advertise");
     }
 
     #[test]
@@ -319,13 +384,9 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_64_hexadecimal_digits_and_are_not_shown() {
-        let with_key = |hash_key: &str| Config { hash_key: hash_key.to_owned(), ..Config::default() };
-        assert_eq!(with_key(&"0a".repeat(32)).key().unwrap(), HashKey([10; 32]));
-        for bad in ["", &"0".repeat(63), &"g".repeat(64), &"é".repeat(32), &"0".repeat(65)] {
-            assert!(with_key(bad).key().is_err(), "{bad:?}");
-        }
-        assert!(!format!("{:?}", with_key("abcdef")).contains("abcdef"));
+    fn the_key_is_not_shown() {
+        let config = Config { hash_key: "abcdef".to_owned(), ..Config::default() };
+        assert!(!format!("{config:?} {}", config.key().unwrap_err()).contains("abcdef"));
     }
 
     #[test]

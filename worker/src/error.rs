@@ -1,5 +1,7 @@
 //! Why a worker cannot run. Each message leaves its cause to `source()`, so that a chain says it once.
 
+use contract::hash::HashKeyError;
+use daemon::address::InvalidAddress;
 use daemon::client::AddressError;
 use daemon::server::{BindError, ServeError};
 use thiserror::Error;
@@ -23,11 +25,11 @@ pub enum Error {
         source: std::io::Error,
     },
     /// The key is not of the form it must have; its value is not shown.
-    #[error("worker.hash_key has {length} characters; give 64 hexadecimal digits, the same to every router and worker")]
-    HashKey {
-        /// Characters it has.
-        length: usize,
-    },
+    #[error("worker.hash_key {0}")]
+    HashKey(HashKeyError),
+    /// Something of the configuration is no address.
+    #[error(transparent)]
+    InvalidAddress(#[from] InvalidAddress),
     /// The model's files cannot be opened.
     #[error("cannot open the model")]
     Open(#[from] models::OpenError),

@@ -110,7 +110,7 @@ fn load_sim(config: &Config, files: &ModelFiles, key: HashKey) -> Result<Loaded,
     };
     let engine_config = EngineConfig {
         max_waiting: config.max_waiting,
-        watermark_blocks: watermark_blocks(config, profile.n_blocks),
+        watermark_blocks: config.watermark_blocks(profile.n_blocks),
         retry_after_ms: config.retry_after_ms,
         ..profile.engine_config(key, files.model_fingerprint())
     };
@@ -138,11 +138,6 @@ fn context_length(config: &Config, files: &ModelFiles) -> Result<u32, Error> {
     Ok(config.context_length.map_or(native, |length| length.min(native)))
 }
 
-fn watermark_blocks(config: &Config, n_blocks: u32) -> u32 {
-    let watermark = u64::from(n_blocks) * u64::from(config.watermark_percent.min(90)) / 100;
-    u32::try_from(watermark).unwrap_or(0)
-}
-
 fn engine_config(config: &Config, files: &ModelFiles, hash_key: HashKey) -> Result<EngineConfig, Error> {
     let model = files.config();
     let context_length = context_length(config, files)?;
@@ -157,20 +152,7 @@ fn engine_config(config: &Config, files: &ModelFiles, hash_key: HashKey) -> Resu
             "the pool holds less than one context; worker.kv_cache_mb makes it larger"
         );
     }
-    Ok(EngineConfig {
-        block_size: config.block_size,
-        n_blocks,
-        max_running: config.max_running,
-        max_waiting: config.max_waiting,
-        token_budget: config.token_budget,
-        prefill_budget: None,
-        max_prefill_chunk: config.max_prefill_chunk,
-        context_length,
-        watermark_blocks: watermark_blocks(config, n_blocks),
-        retry_after_ms: config.retry_after_ms,
-        hash_key,
-        model: files.model_fingerprint(),
-    })
+    Ok(config.engine_config(n_blocks, context_length, hash_key, files.model_fingerprint()))
 }
 
 fn identity(

@@ -3,6 +3,7 @@
 //! Every role links this crate and nothing in it knows a role: no model, no request and no text passes through here.
 //! Time, randomness and spawned tasks enter the program only by [`clock`], [`random`] and [`task`].
 
+pub mod address;
 pub mod announce;
 pub mod client;
 pub mod clock;

@@ -59,8 +59,9 @@ impl Configured {
     /// The first value that cannot work.
     pub(crate) fn check(&self) -> Result<()> {
         match self {
+            Self::Scheduler(config) => Ok(config.check()?),
+            Self::Router(config) => Ok(config.check()?),
             Self::Worker(config) => Ok(config.check()?),
-            Self::Scheduler(_) | Self::Router(_) => Ok(()),
         }
     }
 

@@ -68,7 +68,7 @@ pub(crate) async fn run(args: Args) -> Result<()> {
     plan.addresses(args.http.as_deref(), args.grpc.as_deref())?;
     let roles = [Role::Scheduler, Role::Router, Role::Worker];
     let _telemetry = args.configuration.begin(plan.document(), "serve", &roles)?;
-    role::configure(plan.document(), Role::Worker)?.value.check()?;
+    roles.iter().try_for_each(|&role| role::configure(plan.document(), role)?.value.check()).map_err(in_flags)?;
     if args.configuration.is_check() {
         return output::line("the configuration is good");
     }

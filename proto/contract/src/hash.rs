@@ -1,6 +1,9 @@
 //! Chained block hashes: equal hashes mean equal prefixes, on every router and worker that share a key.
 
+use std::str::FromStr;
+
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 
 use crate::ids::Token;
 use crate::model::Fingerprint;
@@ -14,6 +17,30 @@ impl HashKey {
     pub fn fingerprint(&self) -> Fingerprint {
         let hash = blake3::keyed_hash(&self.0, b"tessera hash key fingerprint");
         Fingerprint(truncate(&hash))
+    }
+}
+
+/// Text that is no [`HashKey`]; it is not shown.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("has {length} characters, {digits} of them hexadecimal digits; give 64, the same to every router and worker")]
+pub struct HashKeyError {
+    length: usize,
+    digits: usize,
+}
+
+impl FromStr for HashKey {
+    type Err = HashKeyError;
+
+    /// Reads 64 hexadecimal digits.
+    fn from_str(text: &str) -> Result<Self, HashKeyError> {
+        let digit = |c: char| c.to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+        let digits: Vec<u8> = text.chars().filter_map(digit).collect();
+        let wrong = HashKeyError { length: text.chars().count(), digits: digits.len() };
+        let (pairs, []) = digits.as_chunks::<2>() else { return Err(wrong) };
+        match <[[u8; 2]; 32]>::try_from(pairs) {
+            Ok(pairs) if wrong.length == wrong.digits => Ok(Self(pairs.map(|[high, low]| high << 4 | low))),
+            _ => Err(wrong),
+        }
     }
 }
 
@@ -100,6 +127,16 @@ mod tests {
     use super::*;
 
     const KEY: HashKey = HashKey([7; 32]);
+
+    #[test]
+    fn keys_are_64_hexadecimal_digits() {
+        assert_eq!("0aF1".repeat(16).parse(), Ok(HashKey(std::array::from_fn(|i| [0x0a, 0xf1][i % 2]))));
+        let wrong = ["", "zz", &"0".repeat(63), &"0".repeat(65), &"0g".repeat(32), &"+1".repeat(32), &"é".repeat(32)];
+        for wrong in wrong.into_iter().chain([format!(" {}", "0a".repeat(32)).as_str()]) {
+            let error = wrong.parse::<HashKey>().unwrap_err().to_string();
+            assert!(error.contains(&format!("{} characters", wrong.chars().count())), "{wrong}: {error}");
+        }
+    }
 
     #[test]
     fn equal_prefixes_share_hashes_until_they_differ() {

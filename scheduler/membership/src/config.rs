@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
+use daemon::address::check_peers;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::etcd;
 
 /// Longest id of a member, in bytes.
 const ID_BYTES_MAX: usize = 128;
@@ -51,6 +53,21 @@ impl MembershipConfig {
         Duration::from_millis(self.ttl_ms)
     }
 
+    /// Checks what can be judged before anything is opened.
+    ///
+    /// # Errors
+    /// The first value that cannot work.
+    pub fn check(&self) -> Result<(), Error> {
+        check_ttl(self.ttl())?;
+        match self.kind {
+            Kind::Embedded => self.endpoints_or_default().iter().try_for_each(|endpoint| {
+                check_peers("membership.endpoints", std::slice::from_ref(endpoint))
+                    .map_err(|error| Error::Endpoint { endpoint: endpoint.clone(), reason: error.to_string() })
+            }),
+            Kind::Etcd => etcd::check(self),
+        }
+    }
+
     /// Configured endpoints, or where the store listens by default.
     pub(crate) fn endpoints_or_default(&self) -> Vec<String> {
         match (self.endpoints.is_empty(), self.kind) {
@@ -62,11 +79,15 @@ impl MembershipConfig {
 }
 
 /// Checks that `id` can be part of a key and of a metric's label.
-pub(crate) fn check_id(id: &str) -> Result<(), Error> {
+///
+/// # Errors
+/// Says what is wrong with it.
+pub fn check_id(id: &str) -> Result<(), Error> {
     let reason = match id {
         "" => "is empty",
         _ if id.len() > ID_BYTES_MAX => "is longer than 128 bytes",
         _ if id.contains('/') || id.chars().any(char::is_control) => "contains '/' or a control character",
+        _ if id.trim() != id => "begins or ends with a blank",
         _ => return Ok(()),
     };
     let shown = id.chars().take(ID_BYTES_MAX).collect();
@@ -87,7 +108,7 @@ mod tests {
 
     #[test]
     fn ids_that_would_break_a_key_are_refused() {
-        for id in ["", "a/b", "a\n", &"x".repeat(129)] {
+        for id in ["", "a/b", "a\n", " a", "a ", &"x".repeat(129)] {
             assert!(check_id(id).is_err(), "{id:?}");
         }
         check_id("worker-0.rack 7:50052").unwrap();

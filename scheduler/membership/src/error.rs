@@ -29,7 +29,7 @@ pub enum Error {
         reason: &'static str,
     },
     /// A time to live that no store keeps: choose another.
-    #[error("lease of {ttl_ms} ms is outside {min_ms} to {max_ms} ms")]
+    #[error("ttl_ms, the life of a lease, is {ttl_ms}; give {min_ms} to {max_ms}")]
     Ttl {
         /// Asked for.
         ttl_ms: u128,

@@ -32,13 +32,19 @@ const PING: Duration = Duration::from_secs(5);
 /// etcd keeps no lease shorter than this, whatever it is asked for.
 const TTL_MIN: Duration = Duration::from_secs(2);
 
-/// Makes the client; it connects later.
-pub(crate) fn client(config: &MembershipConfig, tasks: &Tasks) -> Result<Etcd, Error> {
-    let endpoints = config.endpoints_or_default();
-    endpoints.iter().try_for_each(|endpoint| check_endpoint(endpoint))?;
+/// Checks endpoints and prefix.
+pub(crate) fn check(config: &MembershipConfig) -> Result<(), Error> {
+    config.endpoints_or_default().iter().try_for_each(|endpoint| check_endpoint(endpoint))?;
     if !config.prefix.starts_with('/') || config.prefix.ends_with('/') {
         return Err(Error::Prefix { prefix: config.prefix.clone() });
     }
+    Ok(())
+}
+
+/// Makes the client; it connects later.
+pub(crate) fn client(config: &MembershipConfig, tasks: &Tasks) -> Result<Etcd, Error> {
+    check(config)?;
+    let endpoints = config.endpoints_or_default();
     let names = endpoints.join(",");
     let shared = Shared { endpoints, names, prefix: config.prefix.clone(), client: OnceCell::new() };
     Ok(Etcd { remote: Remote(Arc::new(shared)), grace: config.ttl().max(TTL_MIN), tasks: tasks.clone() })

@@ -23,7 +23,7 @@ use contract::view::Member;
 use daemon::task::Tasks;
 use futures::future::BoxFuture;
 
-pub use config::{Kind, MembershipConfig};
+pub use config::{Kind, MembershipConfig, check_id};
 pub use error::Error;
 pub use lease::{Lease, LeaseState};
 pub use watch::{WatchEvent, WatchStream};
