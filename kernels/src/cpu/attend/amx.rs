@@ -4,7 +4,8 @@
 //! Scores: a row of the left tile is 32 dimensions of a query, the right tile is 1 KB of a key panel. Values: a row of
 //! the left tile is the weights of sixteen positions, the right tile is half a KB, one panel of a value tile. Both take
 //! four right tiles at a time, whose sums do not wait for each other. One decode row runs the same instructions as a
-//! prefill's rows, since tiles sum in an order of their own.
+//! prefill's rows, since tiles sum in an order of their own. What comes later is asked for tile by tile between the
+//! products: all at once, products would wait until memory has taken every question.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -15,7 +16,6 @@ use crate::cpu::amx::configure_attention;
 use crate::cpu::attend::product::Product;
 use crate::cpu::attend::stripe::{Stripe, TILES};
 use crate::cpu::attend::x86::Pairs;
-use crate::cpu::lanes::{LINE, Lanes as _};
 use crate::op::attention::cache::TILE;
 use crate::op::attention::softmax::Softmax;
 use crate::op::attention::unit::{Unit, Work};
@@ -35,6 +35,8 @@ pub(crate) struct TileProduct<'a> {
     pub(crate) left_stride: usize,
     /// Right tiles of each step, rows of 64 bytes that follow each other.
     pub(crate) right: &'a [[*const u8; TILES]],
+    /// What to ask for while the right tile in its place is multiplied: as many tiles, or none.
+    pub(crate) ahead: &'a [[*const u8; TILES]],
     /// First sums; the next tile is 64 bytes further. All four, or only the first.
     pub(crate) sums: *mut f32,
     pub(crate) all_four: bool,
@@ -66,8 +68,29 @@ macro_rules! begin {
     };
 }
 
+/// Asks the second-level cache for a tile, whole or half.
+macro_rules! ask {
+    (none, $c:literal) => {
+        ""
+    };
+    (half, $c:literal) => {
+        concat!(
+            "mov {tile}, [{ahead} + 8*", $c, "]\n",
+            "prefetcht1 [{tile}]\nprefetcht1 [{tile} + 64]\nprefetcht1 [{tile} + 128]\nprefetcht1 [{tile} + 192]\n",
+            "prefetcht1 [{tile} + 256]\nprefetcht1 [{tile} + 320]\nprefetcht1 [{tile} + 384]\nprefetcht1 [{tile} + 448]",
+        )
+    };
+    (whole, $c:literal) => {
+        concat!(
+            ask!(half, $c),
+            "\nprefetcht1 [{tile} + 512]\nprefetcht1 [{tile} + 576]\nprefetcht1 [{tile} + 640]\nprefetcht1 [{tile} + 704]\n",
+            "prefetcht1 [{tile} + 768]\nprefetcht1 [{tile} + 832]\nprefetcht1 [{tile} + 896]\nprefetcht1 [{tile} + 960]",
+        )
+    };
+}
+
 macro_rules! multiply {
-    ($name:ident, $begin:ident, $left:literal, $right:literal, $($c:literal),*) => {
+    ($name:ident, $begin:ident, $ask:ident, $left:literal, $right:literal, $($c:literal),*) => {
         /// # Safety
         /// As for [`TileUnit::multiply`], tiles configured for the rows.
         unsafe fn $name(product: &TileProduct<'_>, step: usize) {
@@ -81,14 +104,17 @@ macro_rules! multiply {
                         concat!("mov {tile}, [{right} + 8*", $c, "]"),
                         concat!("tileloadd ", $right, ", [{tile} + {line}]"),
                         concat!("tdpbf16ps tmm", $c, ", ", $left, ", ", $right),
+                        ask!($ask, $c),
                     )*
                     "add {left}, {step}",
                     "add {right}, 32",
+                    "add {ahead}, 32",
                     "dec {steps}",
                     "jnz 2b",
                     $(concat!("tilestored [{sums} + {sums_stride} + 64*", $c, "], tmm", $c),)*
                     left = inout(reg) product.left => _,
                     right = inout(reg) product.right.as_ptr() => _,
+                    ahead = inout(reg) product.ahead.as_ptr() => _,
                     steps = inout(reg) product.right.len() => _,
                     tile = out(reg) _,
                     left_stride = in(reg) product.left_stride,
@@ -105,11 +131,16 @@ macro_rules! multiply {
     };
 }
 
-multiply!(first_whole_four, zero, "tmm4", "tmm6", 0, 1, 2, 3);
-multiply!(first_half_four, zero, "tmm5", "tmm7", 0, 1, 2, 3);
-multiply!(whole_four, load, "tmm4", "tmm6", 0, 1, 2, 3);
-multiply!(half_four, load, "tmm5", "tmm7", 0, 1, 2, 3);
-multiply!(half_one, load, "tmm5", "tmm7", 0);
+multiply!(first_whole_four, zero, none, "tmm4", "tmm6", 0, 1, 2, 3);
+multiply!(first_whole_four_asking, zero, whole, "tmm4", "tmm6", 0, 1, 2, 3);
+multiply!(first_half_four, zero, none, "tmm5", "tmm7", 0, 1, 2, 3);
+multiply!(first_half_four_asking, zero, half, "tmm5", "tmm7", 0, 1, 2, 3);
+multiply!(whole_four, load, none, "tmm4", "tmm6", 0, 1, 2, 3);
+multiply!(whole_four_asking, load, whole, "tmm4", "tmm6", 0, 1, 2, 3);
+multiply!(half_four, load, none, "tmm5", "tmm7", 0, 1, 2, 3);
+multiply!(half_four_asking, load, half, "tmm5", "tmm7", 0, 1, 2, 3);
+multiply!(half_one, load, none, "tmm5", "tmm7", 0);
+multiply!(half_one_asking, load, half, "tmm5", "tmm7", 0);
 
 impl TileUnit for Amx {
     #[inline(always)]
@@ -117,12 +148,17 @@ impl TileUnit for Amx {
         // SAFETY: the caller's promise.
         unsafe {
             configure_attention(product.rows);
-            match (product.is_half, product.all_four, product.is_first) {
-                (false, _, true) => first_whole_four(product, 64),
-                (false, _, false) => whole_four(product, 64),
-                (true, true, true) => first_half_four(product, 32),
-                (true, true, false) => half_four(product, 32),
-                (true, false, _) => half_one(product, 32),
+            match (product.is_half, product.all_four, product.is_first, product.ahead.is_empty()) {
+                (false, _, true, true) => first_whole_four(product, 64),
+                (false, _, true, false) => first_whole_four_asking(product, 64),
+                (false, _, false, true) => whole_four(product, 64),
+                (false, _, false, false) => whole_four_asking(product, 64),
+                (true, true, true, true) => first_half_four(product, 32),
+                (true, true, true, false) => first_half_four_asking(product, 32),
+                (true, true, false, true) => half_four(product, 32),
+                (true, true, false, false) => half_four_asking(product, 32),
+                (true, false, _, true) => half_one(product, 32),
+                (true, false, _, false) => half_one_asking(product, 32),
             }
         }
     }
@@ -174,11 +210,10 @@ impl<U: TileUnit> Product for Tiles<U> {
         let words = depth / 2;
         // Tiles that are not in use stand for the first that is; nobody reads their scores.
         let mut keys = [stripe.keys[stripe.tiles.start].cast::<u8>(); TILES];
+        let mut next = keys;
         for tile in stripe.tiles.clone() {
             keys[tile] = stripe.keys[tile].cast();
-        }
-        for tile in stripe.tiles.clone() {
-            ask(stripe.next_keys[tile], depth * TILE);
+            next[tile] = stripe.next_keys[tile].cast();
         }
         for row in rows.clone().step_by(TILE) {
             let n = TILE.min(rows.end - row);
@@ -188,9 +223,9 @@ impl<U: TileUnit> Product for Tiles<U> {
             while d < depth {
                 let is_half = depth - d < 2 * TILE;
                 let steps = if is_half { 1 } else { ((depth - d) / (2 * TILE)).min(STEPS) };
-                let mut right = [keys; STEPS];
-                for (step, right) in right[..steps].iter_mut().enumerate() {
-                    for key in right {
+                let (mut right, mut ahead) = ([keys; STEPS], [next; STEPS]);
+                for step in 0..steps {
+                    for key in right[step].iter_mut().chain(&mut ahead[step]) {
                         // Sixteen positions of two bytes for each dimension.
                         *key = key.wrapping_add((d + step * 2 * TILE) * 2 * TILE);
                     }
@@ -201,6 +236,7 @@ impl<U: TileUnit> Product for Tiles<U> {
                     left: left.wrapping_add(2 * d),
                     left_stride: 4 * words,
                     right: &right[..steps],
+                    ahead: if row == rows.start { &ahead[..steps] } else { &[] },
                     sums,
                     all_four: true,
                     sums_stride: 4 * STRIPE,
@@ -218,9 +254,6 @@ impl<U: TileUnit> Product for Tiles<U> {
     unsafe fn mix(unit: &Unit<'_>, work: &Work<'_>, stripe: &Stripe<u16>, rows: Range<usize>, state: &mut Softmax<'_>) {
         let stride = state.stride();
         let n_panels = unit.dims.value_stride() / TILE;
-        for tile in stripe.tiles.clone() {
-            ask(stripe.next_values[tile], unit.dims.value_stride() * TILE);
-        }
         for (acc, &alpha) in state.acc.chunks_exact_mut(stride).zip(&work.alpha).take(rows.end).skip(rows.start) {
             // Most stripes bring no larger score.
             if alpha != 1.0 {
@@ -235,9 +268,12 @@ impl<U: TileUnit> Product for Tiles<U> {
             while panel < n_panels {
                 let all_four = n_panels - panel >= TILES;
                 let mut right = [[std::ptr::null(); TILES]; TILES];
-                for (right, tile) in right.iter_mut().zip(stripe.tiles.clone()) {
-                    for (c, place) in right.iter_mut().enumerate() {
-                        *place = stripe.values[tile].wrapping_add((panel + c) * TILE * TILE).cast::<u8>();
+                let mut ahead = right;
+                for (step, tile) in stripe.tiles.clone().enumerate() {
+                    for c in 0..TILES {
+                        let offset = (panel + c) * TILE * TILE;
+                        right[step][c] = stripe.values[tile].wrapping_add(offset).cast::<u8>();
+                        ahead[step][c] = stripe.next_values[tile].wrapping_add(offset).cast::<u8>();
                     }
                 }
                 let product = TileProduct {
@@ -246,6 +282,7 @@ impl<U: TileUnit> Product for Tiles<U> {
                     left: weights[stripe.tiles.start * TILE / 2..].as_ptr().cast(),
                     left_stride: 4 * STRIPE,
                     right: &right[..stripe.tiles.len()],
+                    ahead: if row == rows.start { &ahead[..stripe.tiles.len()] } else { &[] },
                     sums: acc[panel * TILE..].as_mut_ptr(),
                     all_four,
                     sums_stride: 4 * stride,
@@ -257,15 +294,6 @@ impl<U: TileUnit> Product for Tiles<U> {
                 panel += if all_four { TILES } else { 1 };
             }
         }
-    }
-}
-
-/// Asks the second-level cache for so many elements.
-#[inline(always)]
-fn ask(from: *const u16, n: usize) {
-    for line in (0..n).step_by(LINE / size_of::<u16>()) {
-        // SAFETY: whoever multiplies tiles has the features of the vector; a prefetch may name any address.
-        unsafe { __m512::prefetch(from.wrapping_add(line).cast()) };
     }
 }
 
