@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use contract::error::RequestError;
-use contract::ids::EngineId;
+use contract::ids::{EngineId, Incarnation};
 use contract::model::ModelIdentity;
 use contract::request::GenerateRequest;
 use daemon::shutdown::Shutdown;
@@ -88,7 +88,12 @@ impl Worker for Service {
     }
 
     async fn drain(&self, request: Request<wire::DrainRequest>) -> Result<Response<Self::DrainStream>, Status> {
-        let grace = request.into_inner().grace_ms.map_or(self.grace, Duration::from_millis);
+        let wire::DrainRequest { grace_ms, incarnation } = request.into_inner();
+        if let Some(meant) = incarnation.map(Incarnation).filter(|meant| *meant != self.id.incarnation) {
+            let stale = format!("a life {meant} is to leave, this is {}", self.id);
+            return Err(to_status(&RequestError::StalePlacement(stale)));
+        }
+        let grace = grace_ms.map_or(self.grace, Duration::from_millis);
         tracing::info!(grace_ms = grace.as_millis(), "asked to leave");
         self.departure.wish(grace);
         Ok(Response::new(Box::pin(drain::progress(self.engine.occupancy()))))

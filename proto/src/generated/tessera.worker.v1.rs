@@ -299,6 +299,9 @@ pub struct DrainRequest {
     /// Milliseconds that requests have to end by themselves; absent takes the worker's own grace, 0 hands all over at once.
     #[prost(uint64, optional, tag = "1")]
     pub grace_ms: ::core::option::Option<u64>,
+    /// The life of the worker that is meant; absent means whichever answers.
+    #[prost(fixed64, optional, tag = "2")]
+    pub incarnation: ::core::option::Option<u64>,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct DrainProgress {

@@ -40,7 +40,7 @@ pub(super) struct Peer {
 enum Lost {
     #[error("it does not answer within {0} ms")]
     Silent(u64),
-    #[error("{0}")]
+    #[error("{}: {}", .0.code().description(), .0.message())]
     Status(#[from] tonic::Status),
     #[error("{0}")]
     Mismatch(#[from] IdentityMismatch),
@@ -66,6 +66,8 @@ pub(super) async fn keep(cluster: Arc<Cluster>, peer: Peer, tasks: Tasks, shutdo
         let mut linked = Linked { cluster: &cluster, engines: Vec::new(), is_ready: &peer.is_ready };
         let Err(lost) = Box::pin(link(&cluster, &peer, &mut linked, (&tasks, &shutdown))).await;
         let was_ready = peer.is_ready.load(Ordering::Relaxed);
+        let leaves = peer.draining.load(Ordering::Relaxed)
+            || linked.engines.iter().any(|engine| engine.leaves.load(Ordering::Relaxed));
         drop(linked);
         n_failed = n_failed.saturating_add(1);
         if was_ready {
@@ -79,6 +81,7 @@ pub(super) async fn keep(cluster: Arc<Cluster>, peer: Peer, tasks: Tasks, shutdo
                     told_mismatch = Some(mismatch.clone());
                 }
             }
+            _ if was_ready && leaves => tracing::info!(worker = %peer.worker, "worker has left"),
             lost if was_ready => tracing::warn!(worker = %peer.worker, "worker is lost: {lost}"),
             lost if n_failed == TELL_AFTER => {
                 tracing::warn!(worker = %peer.worker, address = %peer.address, "worker cannot be reached yet: {lost}");

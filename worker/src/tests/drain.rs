@@ -3,7 +3,7 @@
 use contract::error::RequestError;
 use futures::StreamExt as _;
 use proto::status::from_status;
-use proto::worker::v1::{DrainProgress, DrainRequest};
+use proto::worker::v1::{DescribeRequest, DrainProgress, DrainRequest};
 use tonic::{Status, Streaming};
 
 use super::fake::{Behaviour, answer};
@@ -14,7 +14,7 @@ async fn start(gate: &Gate) -> Worker {
 }
 
 async fn drain(worker: &Worker, grace_ms: Option<u64>) -> Streaming<DrainProgress> {
-    worker.client.clone().drain(DrainRequest { grace_ms }).await.unwrap().into_inner()
+    worker.client.clone().drain(DrainRequest { grace_ms, incarnation: None }).await.unwrap().into_inner()
 }
 
 /// Requests left, as told from here on to the end.
@@ -66,5 +66,18 @@ async fn a_worker_that_is_sent_away_at_once_hands_over_what_runs() {
     gate.open();
     assert_eq!((told(patient).await.last(), told(hasty).await.last()), (Some(&0), Some(&0)));
     drop(running);
+    worker.ended().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_wish_that_means_another_life_is_refused() {
+    let worker = start(&Gate::default()).await;
+    let mut client = worker.client.clone();
+    let described = client.describe(DescribeRequest {}).await.unwrap().into_inner();
+    let this = described.engines[0].incarnation;
+    let wish = |incarnation| DrainRequest { grace_ms: Some(0), incarnation: Some(incarnation) };
+    let refused = client.drain(wish(this ^ 1)).await.unwrap_err();
+    assert!(matches!(from_status(&refused), RequestError::StalePlacement(_)), "{refused}");
+    assert_eq!(told(client.drain(wish(this)).await.unwrap().into_inner()).await.last(), Some(&0));
     worker.ended().await.unwrap();
 }

@@ -25,7 +25,7 @@ async fn start() -> Worker {
 }
 
 async fn drain(worker: &Worker, grace_ms: u64) {
-    worker.client.clone().drain(DrainRequest { grace_ms: Some(grace_ms) }).await.unwrap();
+    worker.client.clone().drain(DrainRequest { grace_ms: Some(grace_ms), incarnation: None }).await.unwrap();
 }
 
 /// Waits until a worker refuses what is new, because it leaves.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use contract::ids::{EngineId, Incarnation};
 use contract::view::{ClusterView, EngineView};
 use daemon::client::{ChannelOptions, channel};
@@ -14,6 +14,7 @@ use proto::worker::v1::worker_client::WorkerClient;
 use proto::worker::v1::{DescribeRequest, DrainRequest};
 use tokio::time::{sleep, timeout};
 use toml::Value;
+use tonic::Status;
 use tonic::transport::Channel;
 
 use crate::output;
@@ -24,6 +25,7 @@ Examples:
   tessera drain worker-3 --config cluster.toml        The same; the scheduler is in the document
   tessera drain worker-3 --config cluster.toml --grace 10m
   tessera drain worker-3 --config cluster.toml --now  Move what runs to other workers at once
+  tessera drain 10.0.0.7:7000 --config cluster.toml   The worker at that address, where several have one name
 
 The worker takes no new request. What still runs when the grace is over goes on at other workers, from the next token on,
 and clients notice nothing. When this command returns with exit code 0, the worker has left.
@@ -45,7 +47,7 @@ const VIEW_BYTES_MAX: usize = 64 << 20;
 #[derive(clap::Args)]
 #[command(after_help = EXAMPLES, group = clap::ArgGroup::new("cluster").required(true).args(["scheduler", "config"]))]
 pub(crate) struct Args {
-    /// The worker's id
+    /// The worker's id or address
     worker: String,
     /// Scheduler that knows the worker
     #[arg(long, value_name = "ADDR")]
@@ -54,31 +56,39 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Time that requests have to end by themselves, such as 30s or 10m; the worker's own grace if absent
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = duration, allow_hyphen_values = true)]
     grace: Option<Duration>,
     /// Move what runs to other workers at once
     #[arg(long, conflicts_with = "grace")]
     now: bool,
+    /// Send it away also when no other worker takes requests for its model
+    #[arg(long)]
+    last: bool,
 }
 
-/// A life of the worker, as a scheduler knows it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// A life of a worker, as a scheduler knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Life {
+    worker: String,
     incarnation: Incarnation,
     address: String,
+    model: String,
+    /// It takes no new request already.
+    leaves: bool,
 }
 
 /// Finds the worker, sends it away and waits for its end.
 pub(crate) async fn run(args: Args) -> Result<()> {
-    let name = &args.worker;
-    let known = find(name, &schedulers(&args)?).await?;
-    let grace = if args.now { Some(Duration::ZERO) } else { args.grace };
-    for Life { address, .. } in living(name, known).await? {
-        output::error(&format!("{name} at {address} takes no new request"));
-        drain(name, &address, grace).await?;
-        output::error(&format!("{name} has left"));
+    let lives = all_lives(&schedulers(&args)?).await?;
+    let life = the_one(&args.worker, living(known(&args.worker, &lives)?).await?)?;
+    if !args.last {
+        check_not_last(&life, &lives)?;
     }
-    Ok(())
+    let grace = if args.now { Some(Duration::ZERO) } else { args.grace };
+    tokio::select! {
+        drained = drain(&life, grace) => drained,
+        _ = tokio::signal::ctrl_c() => bail!("interrupted; {} goes on leaving, and nothing calls it back", life.worker),
+    }
 }
 
 fn schedulers(args: &Args) -> Result<Vec<String>> {
@@ -95,13 +105,13 @@ fn schedulers(args: &Args) -> Result<Vec<String>> {
     Ok(listed)
 }
 
-/// The lives of a worker, as the first scheduler that answers sees it.
-async fn find(worker: &str, schedulers: &[String]) -> Result<Vec<Life>> {
+/// Every life of every worker, as the first scheduler that answers sees it.
+async fn all_lives(schedulers: &[String]) -> Result<Vec<Life>> {
     let mut last_error = None;
     for scheduler in schedulers {
         let seen = timeout(VIEW_MAX, view(scheduler)).await.unwrap_or_else(|_| bail!("it does not answer"));
         match seen.with_context(|| format!("cannot ask the scheduler at {scheduler}")) {
-            Ok(view) => return lives(worker, &view),
+            Ok(view) => return Ok(lives(&view)),
             Err(error) => last_error = Some(error),
         }
     }
@@ -111,70 +121,112 @@ async fn find(worker: &str, schedulers: &[String]) -> Result<Vec<Life>> {
 async fn view(scheduler: &str) -> Result<ClusterView> {
     let channel = channel(scheduler, &ChannelOptions::default())?;
     let mut client = SchedulerClient::new(channel).max_decoding_message_size(VIEW_BYTES_MAX);
-    let mut views = client.watch_view(WatchViewRequest { router: String::new() }).await?.into_inner();
-    Ok(views.message().await?.context("it tells no view")?.try_into()?)
+    let views = client.watch_view(WatchViewRequest { router: String::new() }).await.map_err(reason)?;
+    Ok(views.into_inner().message().await.map_err(reason)?.context("it tells no view")?.try_into()?)
 }
 
-fn lives(worker: &str, view: &ClusterView) -> Result<Vec<Life>> {
-    let of_worker = view.engines.iter().filter(|engine| engine.engine.worker.as_str() == worker);
-    let life = |engine: &EngineView| Life { incarnation: engine.engine.incarnation, address: engine.address.clone() };
-    let mut lives: Vec<Life> = of_worker.map(life).collect();
-    lives.sort_unstable();
-    lives.dedup();
-    if lives.is_empty() {
-        let mut known: Vec<&str> = view.engines.iter().map(|engine| engine.engine.worker.as_str()).collect();
-        known.sort_unstable();
-        known.dedup();
-        let known =
-            if known.is_empty() { "there is none".to_owned() } else { format!("there are {}", known.join(", ")) };
-        bail!("the scheduler knows no worker {worker}; {known}");
+fn lives(view: &ClusterView) -> Vec<Life> {
+    let life = |engine: &EngineView| Life {
+        worker: engine.engine.worker.to_string(),
+        incarnation: engine.engine.incarnation,
+        address: engine.address.clone(),
+        model: engine.identity.name.to_string(),
+        leaves: engine.draining.is_some(),
+    };
+    let mut lives: Vec<Life> = view.engines.iter().map(life).collect();
+    // Engines of one worker stand beside each other.
+    lives.dedup_by(|one, other| (&one.worker, one.incarnation) == (&other.worker, other.incarnation));
+    lives
+}
+
+/// Those of a worker, by its name or address; one that leaves already gives way to one that does not.
+fn known(named: &str, lives: &[Life]) -> Result<Vec<Life>> {
+    let of_worker = |life: &&Life| life.worker == named || life.address == named;
+    let (leaving, staying): (Vec<Life>, Vec<Life>) =
+        lives.iter().filter(of_worker).cloned().partition(|life| life.leaves);
+    if staying.is_empty() && leaving.is_empty() {
+        let mut others: Vec<&str> = lives.iter().map(|life| life.worker.as_str()).collect();
+        others.dedup();
+        let others =
+            if others.is_empty() { "there is none".to_owned() } else { format!("there are {}", others.join(", ")) };
+        bail!("the scheduler knows no worker {named}; {others}");
     }
-    Ok(lives)
+    Ok(if staying.is_empty() { leaving } else { staying })
 }
 
 /// Those of `known` that answer: one that was killed is known until its lease ends, and its address may be another's by
 /// then.
-async fn living(worker: &str, known: Vec<Life>) -> Result<Vec<Life>> {
+async fn living(known: Vec<Life>) -> Result<Vec<Life>> {
     let (mut living, mut why_not) = (Vec::new(), Vec::new());
     for life in known {
-        match timeout(ANSWER_MAX, answers(worker, &life)).await.unwrap_or_else(|_| bail!("it does not answer")) {
+        match timeout(ANSWER_MAX, answers(&life)).await.unwrap_or_else(|_| bail!("it does not answer")) {
             Ok(()) => living.push(life),
-            Err(error) => why_not.push(format!("at {}: {error:#}", life.address)),
+            Err(error) => why_not.push(format!("{} at {}: {error:#}", life.worker, life.address)),
         }
     }
     if living.is_empty() {
-        bail!("no life of {worker} that the scheduler knows can be reached; {}", why_not.join("; "));
+        bail!("the worker cannot be reached; {}", why_not.join("; "));
     }
-    why_not.iter().for_each(|why| output::error(&format!("passes over a life of {worker} {why}")));
+    why_not.iter().for_each(|why| output::error(&format!("passes over a life of {why}")));
     Ok(living)
 }
 
-async fn answers(worker: &str, life: &Life) -> Result<()> {
+async fn answers(life: &Life) -> Result<()> {
     let mut client = WorkerClient::new(channel(&life.address, &ChannelOptions::default())?);
-    let described = client.describe(DescribeRequest {}).await?.into_inner();
+    let described = client.describe(DescribeRequest {}).await.map_err(reason)?.into_inner();
     let engines: Vec<EngineId> = described.engines.into_iter().map(EngineId::from).collect();
-    let is_it = |engine: &EngineId| engine.worker.as_str() == worker && engine.incarnation == life.incarnation;
+    let is_it = |engine: &EngineId| engine.worker.as_str() == life.worker && engine.incarnation == life.incarnation;
     let other = engines.iter().find(|engine| !is_it(engine));
     other.map_or(Ok(()), |other| bail!("{other} answers there"))
 }
 
-async fn drain(worker: &str, address: &str, grace: Option<Duration>) -> Result<()> {
+/// The one life that is meant.
+fn the_one(named: &str, living: Vec<Life>) -> Result<Life> {
+    match <[Life; 1]>::try_from(living) {
+        Ok([life]) => Ok(life),
+        Err(living) => {
+            let addresses: Vec<&str> = living.iter().map(|life| life.address.as_str()).collect();
+            bail!("{} workers are called {named}; give the address of one: {}", living.len(), addresses.join(", "))
+        }
+    }
+}
+
+/// Refuses to take a model's last worker away.
+fn check_not_last(life: &Life, lives: &[Life]) -> Result<()> {
+    let takes_over = |other: &Life| other.model == life.model && other.incarnation != life.incarnation && !other.leaves;
+    if life.leaves || lives.iter().any(takes_over) {
+        return Ok(());
+    }
+    let Life { worker, model, .. } = life;
+    bail!(
+        "no other worker takes requests for {model}: they would fail; start one before {worker} leaves, or give --last"
+    )
+}
+
+async fn drain(life: &Life, grace: Option<Duration>) -> Result<()> {
+    let Life { worker, incarnation, address, .. } = life;
+    let cannot = || format!("cannot see {worker} to its end");
     let mut client = WorkerClient::new(channel(address, &ChannelOptions::default())?);
     let grace_ms = grace.map(|grace| u64::try_from(grace.as_millis()).unwrap_or(u64::MAX));
-    let asked = timeout(SILENCE_MAX, client.drain(DrainRequest { grace_ms })).await;
-    let mut progress = asked.context("it does not answer")?.with_context(|| cannot(worker))?.into_inner();
+    let wish = DrainRequest { grace_ms, incarnation: Some(incarnation.0) };
+    let asked = timeout(SILENCE_MAX, client.drain(wish)).await.context("it does not answer")?;
+    let mut progress = asked.map_err(reason).with_context(cannot)?.into_inner();
+    output::error(&format!("{worker} at {address} takes no new request"));
     let mut told = None;
     loop {
         let message = timeout(SILENCE_MAX, progress.message()).await.with_context(|| format!("{worker} is silent"))?;
-        let left = message.with_context(|| cannot(worker))?.with_context(|| cannot(worker))?.requests_left;
+        let message = message.map_err(reason).with_context(cannot)?;
+        let left = message.context("it ended before its requests did").with_context(cannot)?.requests_left;
         if told.replace(left) != Some(left) {
-            output::error(&format!("{left} requests left"));
+            output::error(&format!("{left} request{} left", if left == 1 { "" } else { "s" }));
         }
         if left == 0 {
             break;
         }
     }
-    timeout(END_MAX, ended(client)).await.with_context(|| format!("{worker} has no request left and does not end"))
+    timeout(END_MAX, ended(client)).await.with_context(|| format!("{worker} has no request left and does not end"))?;
+    output::error(&format!("{worker} has left"));
+    Ok(())
 }
 
 /// Returns when nothing answers any more.
@@ -184,8 +236,17 @@ async fn ended(mut client: WorkerClient<Channel>) {
     }
 }
 
-fn cannot(worker: &str) -> String {
-    format!("cannot see {worker} to its end")
+/// What a peer says, or the first cause of its silence.
+fn reason(status: Status) -> anyhow::Error {
+    let mut source = std::error::Error::source(&status);
+    while let Some(cause) = source.and_then(std::error::Error::source) {
+        source = Some(cause);
+    }
+    match (source, status.message()) {
+        (Some(cause), _) => anyhow!("{cause}"),
+        (None, "") => anyhow!("{}", status.code().description()),
+        (None, message) => anyhow!("{message}"),
+    }
 }
 
 /// Reads a whole number of ms, s, m or h.
@@ -213,10 +274,43 @@ mod tests {
         let args = |line: &[&str]| parse::<Args>(&[&["w", "--scheduler", "a:1"], line].concat());
         assert_eq!(args(&["--grace", "90s"]).unwrap().grace, Some(Duration::from_secs(90)));
         assert_eq!(args(&["--grace", "2m"]).unwrap().grace, Some(Duration::from_secs(120)));
+        let Err(error) = args(&["--grace", "-5s"]) else { panic!("a time before now?") };
+        assert!(error.to_string().contains("such as 30s"), "{error}");
         for wrong in [&["--grace", "30"][..], &["--grace", "s"], &["--grace", "-1s"], &["--grace", "1s", "--now"]] {
             assert!(args(wrong).is_err(), "{wrong:?}");
         }
         assert!(parse::<Args>(&["w"]).is_err(), "which cluster?");
+    }
+
+    fn life(worker: &str, incarnation: u64, leaves: bool) -> Life {
+        let address = format!("10.0.0.{incarnation}:7000");
+        Life {
+            worker: worker.to_owned(),
+            incarnation: Incarnation(incarnation),
+            address,
+            model: "m".to_owned(),
+            leaves,
+        }
+    }
+
+    #[test]
+    fn a_name_or_an_address_says_which_life_is_meant() {
+        let lives = [life("a", 1, true), life("a", 2, false), life("b", 3, false), life("b", 4, false)];
+        assert_eq!(known("a", &lives).unwrap(), [lives[1].clone()], "the other leaves already");
+        assert_eq!(known("10.0.0.1:7000", &lives).unwrap(), [lives[0].clone()]);
+        assert!(known("c", &lives).unwrap_err().to_string().ends_with("there are a, b"));
+        let twice = the_one("b", known("b", &lives).unwrap()).unwrap_err().to_string();
+        assert!(twice.contains("10.0.0.3:7000, 10.0.0.4:7000"), "{twice}");
+    }
+
+    #[test]
+    fn a_models_last_worker_stays() {
+        let other_model = Life { model: "n".to_owned(), ..life("c", 3, false) };
+        let lives = [life("a", 1, false), life("b", 2, true), other_model];
+        let error = check_not_last(&lives[0], &lives).unwrap_err().to_string();
+        assert!(error.contains("for m") && error.contains("--last"), "{error}");
+        check_not_last(&lives[1], &lives).unwrap();
+        check_not_last(&lives[0], &[lives[0].clone(), life("b", 2, false)]).unwrap();
     }
 
     #[tokio::test]
