@@ -60,10 +60,7 @@ impl MembershipConfig {
     pub fn check(&self) -> Result<(), Error> {
         check_ttl(self.ttl())?;
         match self.kind {
-            Kind::Embedded => self.endpoints_or_default().iter().try_for_each(|endpoint| {
-                check_peers("membership.endpoints", std::slice::from_ref(endpoint))
-                    .map_err(|error| Error::Endpoint { endpoint: endpoint.clone(), reason: error.to_string() })
-            }),
+            Kind::Embedded => Ok(check_peers("membership.endpoints", &self.endpoints_or_default())?),
             Kind::Etcd => etcd::check(self),
         }
     }

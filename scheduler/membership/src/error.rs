@@ -1,6 +1,7 @@
 //! Mistakes that no retry cures.
 
 use contract::view::MemberKey;
+use daemon::address::InvalidAddress;
 use thiserror::Error;
 
 /// Why membership cannot be used as asked; an unreachable store is none of these.
@@ -14,6 +15,9 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// A scheduler's address that is none: correct it.
+    #[error(transparent)]
+    InvalidAddress(#[from] InvalidAddress),
     /// A prefix under which no key can be kept: correct it.
     #[error("membership prefix {prefix:?} must start with '/' and not end with it")]
     Prefix {
