@@ -33,7 +33,10 @@ pub(crate) async fn next(stream: &mut WatchStream) -> WatchEvent {
 pub(crate) async fn until(stream: &mut WatchStream, is_wanted: impl Fn(&WatchEvent) -> bool) -> Vec<WatchEvent> {
     let mut seen = Vec::new();
     loop {
-        let event = next(stream).await;
+        let event = match timeout(DEADLINE, stream.next()).await {
+            Ok(event) => event.expect("the watch goes on"),
+            Err(_) => panic!("nothing within {DEADLINE:?} after {seen:?}"),
+        };
         let is_last = is_wanted(&event);
         seen.push(event);
         if is_last {
