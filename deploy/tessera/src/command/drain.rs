@@ -1,6 +1,7 @@
 //! `tessera drain`: sends a worker away without a client noticing.
 
 use std::path::PathBuf;
+use std::pin::pin;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, anyhow, bail};
@@ -8,6 +9,7 @@ use contract::ids::{EngineId, Incarnation};
 use contract::view::{ClusterView, EngineView};
 use daemon::client::{ChannelOptions, channel};
 use daemon::config::Document;
+use futures::StreamExt as _;
 use proto::cluster::v1::WatchViewRequest;
 use proto::cluster::v1::scheduler_client::SchedulerClient;
 use proto::worker::v1::worker_client::WorkerClient;
@@ -37,6 +39,8 @@ const VIEW_MAX: Duration = Duration::from_secs(10);
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 /// Longest wait for a life of the worker to say that it lives.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
+/// Workers asked at a time whether they live.
+const ASKED_MAX: usize = 16;
 /// Longest time for a worker that has nothing left to do to end, and time between two looks.
 const END_MAX: Duration = Duration::from_secs(60);
 const END_LOOK: Duration = Duration::from_millis(100);
@@ -82,7 +86,7 @@ pub(crate) async fn run(args: Args) -> Result<()> {
     let lives = all_lives(&schedulers(&args)?).await?;
     let life = the_one(&args.worker, living(known(&args.worker, &lives)?).await?)?;
     if !args.last {
-        check_not_last(&life, &lives)?;
+        check_not_last(&life, &lives).await?;
     }
     let grace = if args.now { Some(Duration::ZERO) } else { args.grace };
     tokio::select! {
@@ -159,7 +163,7 @@ fn known(named: &str, lives: &[Life]) -> Result<Vec<Life>> {
 async fn living(known: Vec<Life>) -> Result<Vec<Life>> {
     let (mut living, mut why_not) = (Vec::new(), Vec::new());
     for life in known {
-        match timeout(ANSWER_MAX, answers(&life)).await.unwrap_or_else(|_| bail!("it does not answer")) {
+        match answers(&life).await {
             Ok(()) => living.push(life),
             Err(error) => why_not.push(format!("{} at {}: {error:#}", life.worker, life.address)),
         }
@@ -172,6 +176,10 @@ async fn living(known: Vec<Life>) -> Result<Vec<Life>> {
 }
 
 async fn answers(life: &Life) -> Result<()> {
+    timeout(ANSWER_MAX, is_there(life)).await.unwrap_or_else(|_| bail!("it does not answer"))
+}
+
+async fn is_there(life: &Life) -> Result<()> {
     let mut client = WorkerClient::new(channel(&life.address, &ChannelOptions::default())?);
     let described = client.describe(DescribeRequest {}).await.map_err(reason)?.into_inner();
     let engines: Vec<EngineId> = described.engines.into_iter().map(EngineId::from).collect();
@@ -191,10 +199,14 @@ fn the_one(named: &str, living: Vec<Life>) -> Result<Life> {
     }
 }
 
-/// Refuses to take a model's last worker away.
-fn check_not_last(life: &Life, lives: &[Life]) -> Result<()> {
-    let takes_over = |other: &Life| other.model == life.model && other.incarnation != life.incarnation && !other.leaves;
-    if life.leaves || lives.iter().any(takes_over) {
+/// Refuses to take a model's last worker away, last among those that answer.
+async fn check_not_last(life: &Life, lives: &[Life]) -> Result<()> {
+    if life.leaves {
+        return Ok(());
+    }
+    let takes_over = |other: &&Life| other.model == life.model && other.incarnation != life.incarnation && !other.leaves;
+    let asked = futures::stream::iter(lives.iter().filter(takes_over)).map(answers).buffer_unordered(ASKED_MAX);
+    if pin!(asked).any(async |answer| answer.is_ok()).await {
         return Ok(());
     }
     let Life { worker, model, .. } = life;
@@ -303,14 +315,15 @@ mod tests {
         assert!(twice.contains("10.0.0.3:7000, 10.0.0.4:7000"), "{twice}");
     }
 
-    #[test]
-    fn a_models_last_worker_stays() {
+    #[tokio::test]
+    async fn a_models_last_worker_stays() {
         let other_model = Life { model: "n".to_owned(), ..life("c", 3, false) };
-        let lives = [life("a", 1, false), life("b", 2, true), other_model];
-        let error = check_not_last(&lives[0], &lives).unwrap_err().to_string();
+        let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let killed = Life { address: nobody, ..life("d", 4, false) };
+        let lives = [life("a", 1, false), life("b", 2, true), other_model, killed];
+        let error = check_not_last(&lives[0], &lives).await.unwrap_err().to_string();
         assert!(error.contains("for m") && error.contains("--last"), "{error}");
-        check_not_last(&lives[1], &lives).unwrap();
-        check_not_last(&lives[0], &[lives[0].clone(), life("b", 2, false)]).unwrap();
+        check_not_last(&lives[1], &lives).await.unwrap();
     }
 
     #[tokio::test]
