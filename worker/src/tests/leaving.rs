@@ -70,6 +70,7 @@ async fn a_worker_that_leaves_lends_what_is_cached_and_computes_nothing() {
     let longer = [prompt(1), prompt(3)].concat();
     let longer = GenerateRequest { cache_salt: String::new(), ..on(decode.request(&longer, 4), &leaving) };
     assert_eq!(decode.generate(&longer).await.unwrap().0, decode.generate(&alone(&longer)).await.unwrap().0);
+    assert_eq!(n_received(&decode), n_first, "what comes behind it is computed by the borrower");
     drop(running);
     leaving.ended().await.unwrap();
     decode.at_rest().await;
