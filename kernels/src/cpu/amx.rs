@@ -117,6 +117,8 @@ struct Walk {
     panel: *const u8,
     groups: usize,
     sums: *mut u8,
+    /// Not 0 if sums begin at 0 instead of with what their memory holds.
+    is_first: usize,
     /// What to ask for.
     ahead: *const u8,
     /// Lines to ask for with each group, where a loop leaves the number open.
@@ -174,14 +176,20 @@ macro_rules! loops {
         /// Up to sixteen rows.
         ///
         /// # Safety
-        /// AMX is available and configured for the rows; `groups` groups of activations, `groups` 2 KB groups of the
+        /// AMX is available and configured for the rows; `groups` (one or more) groups of activations and 2 KB groups of the
         /// panel, and rows of sums 128 bytes apart exist.
         unsafe fn $one(walk: &Walk) {
             // SAFETY: extents are the caller's promise; a prefetch may name any address.
             unsafe {
                 asm!(
+                    "test {is_first}, {is_first}",
+                    "jnz 5f",
                     "tileloadd tmm0, [{sums} + {sums_stride}]",
                     "tileloadd tmm1, [{sums} + {sums_stride} + 64]",
+                    "jmp 2f",
+                    "5:",
+                    "tilezero tmm0",
+                    "tilezero tmm1",
                     "2:",
                     "tileloadd tmm4, [{x} + {line_stride}]",
                     $a,
@@ -207,6 +215,7 @@ macro_rules! loops {
                     ahead = inout(reg) walk.ahead => _,
                     count = out(reg) _,
                     n_ahead = in(reg) walk.n_ahead,
+                    is_first = in(reg) walk.is_first,
                     sums = in(reg) walk.sums,
                     sums_stride = in(reg) PANEL * 4,
                     line_stride = in(reg) 64usize,
@@ -224,10 +233,18 @@ macro_rules! loops {
             // SAFETY: extents are the caller's promise; a prefetch may name any address.
             unsafe {
                 asm!(
+                    "test {is_first}, {is_first}",
+                    "jnz 5f",
                     "tileloadd tmm0, [{sums} + {sums_stride}]",
                     "tileloadd tmm1, [{sums} + {sums_stride} + 64]",
                     "tileloadd tmm2, [{sums} + {sums_stride} + 2048]",
                     "tileloadd tmm3, [{sums} + {sums_stride} + 2112]",
+                    "jmp 2f",
+                    "5:",
+                    "tilezero tmm0",
+                    "tilezero tmm1",
+                    "tilezero tmm2",
+                    "tilezero tmm3",
                     "2:",
                     "tileloadd tmm6, [{panel} + {line_stride}]",
                     $a,
@@ -260,6 +277,7 @@ macro_rules! loops {
                     ahead = inout(reg) walk.ahead => _,
                     count = out(reg) _,
                     n_ahead = in(reg) walk.n_ahead,
+                    is_first = in(reg) walk.is_first,
                     sums = in(reg) walk.sums,
                     sums_stride = in(reg) PANEL * 4,
                     line_stride = in(reg) 64usize,
@@ -298,9 +316,6 @@ unsafe fn dot_int8(dot: &mut Dot<'_, u8, i8, i32>) {
 /// AMX is available, and `Dot::check_tiles` passed for `group`.
 unsafe fn blocks<X, W, S>(dot: &mut Dot<'_, X, W, S>, group: usize, streaming: Loops, counting: Loops) {
     let (groups, stride) = (dot.depth / group, dot.stride * size_of::<X>());
-    if groups == 0 {
-        return;
-    }
     let (panel, n_walks) = (dot.panel.as_ptr().cast::<u8>(), dot.rows.div_ceil(2 * TILE_ROWS));
     // Rows that go through the panel once stream it; else each walk asks for its part of the next panel.
     let (loops, mut ahead, n_ahead) = match (dot.streams, n_walks) {
@@ -321,6 +336,7 @@ unsafe fn blocks<X, W, S>(dot: &mut Dot<'_, X, W, S>, group: usize, streaming: L
                 panel,
                 groups,
                 sums: dot.sums.as_mut_ptr().add(row * PANEL).cast(),
+                is_first: usize::from(dot.is_first),
                 ahead,
                 n_ahead,
             };

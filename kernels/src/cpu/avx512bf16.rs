@@ -53,14 +53,14 @@ macro_rules! by_rows {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma,f16c")]
 unsafe fn dot_bf16(dot: &mut Dot<'_, u16, u16, f32>) {
-    dot.check(GROUP);
+    dot.begin(GROUP);
     // SAFETY: the features are enabled here; `check` asserted the extents that the blocks read and write.
     unsafe { by_rows!(dot, bf16_block) };
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vnni,avx2,fma,f16c")]
 unsafe fn dot_int8(dot: &mut Dot<'_, u8, i8, i32>) {
-    dot.check(GROUP_INT8);
+    dot.begin(GROUP_INT8);
     // SAFETY: the features are enabled here; `check` asserted the extents that the blocks read and write.
     unsafe { by_rows!(dot, int8_block) };
 }

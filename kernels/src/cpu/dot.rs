@@ -5,7 +5,7 @@
 
 use crate::cpu::panels::{GROUP, GROUP_INT8, PANEL, STRIP};
 
-/// `sums[r][c] += x[r] . panel[c]` over `depth` inputs.
+/// `sums[r][c] += x[r] . panel[c]` over `depth` inputs, from 0 on if `is_first`.
 pub(crate) struct Dot<'a, X, W, S> {
     /// In [`Order::Rows`], row `r` starts at `r * stride`; in [`Order::Tiles`], the tiles of sixteen rows do.
     pub(crate) x: &'a [X],
@@ -17,7 +17,9 @@ pub(crate) struct Dot<'a, X, W, S> {
     pub(crate) panel: &'a [W],
     /// `[rows, 32]`.
     pub(crate) sums: &'a mut [S],
-    /// Whether the panel comes from memory, so that a kernel asks for it and for what lies behind it, which is next.
+    /// Whether sums begin here, whatever their memory holds.
+    pub(crate) is_first: bool,
+    /// Whether a kernel that asks memory for panels asks for what lies behind this one (with few rows, for this one too).
     pub(crate) streams: bool,
 }
 
@@ -33,20 +35,24 @@ pub(crate) enum Order {
 /// Rows of a tile.
 pub(crate) const TILE_ROWS: usize = 16;
 
-impl<X, W, S> Dot<'_, X, W, S> {
-    /// Checks what kernels of [`Order::Rows`] rely on.
+impl<X, W, S: Copy + Default> Dot<'_, X, W, S> {
+    /// Checks what kernels of [`Order::Rows`] rely on, and clears sums that begin here.
     #[inline(always)]
-    pub(crate) fn check(&self, group: usize) {
+    pub(crate) fn begin(&mut self, group: usize) {
         assert!(self.rows > 0 && self.depth.is_multiple_of(group) && self.depth <= self.stride, "whole groups");
         assert!(self.x.len() >= (self.rows - 1) * self.stride + self.depth, "rows of activations");
         self.check_panel();
+        if self.is_first {
+            self.sums[..self.rows * PANEL].fill(S::default());
+        }
     }
 
-    /// Checks what kernels of [`Order::Tiles`] rely on.
+    /// Checks what kernels of [`Order::Tiles`] rely on; they clear sums themselves.
     #[inline(always)]
     pub(crate) fn check_tiles(&self, group: usize) {
         let n = TILE_ROWS * self.depth;
-        assert!(self.rows > 0 && self.depth.is_multiple_of(group) && n <= self.stride, "whole groups");
+        assert!(self.rows > 0 && self.depth > 0, "something to multiply");
+        assert!(self.depth.is_multiple_of(group) && n <= self.stride, "whole groups");
         assert!(self.x.len() >= (self.rows - 1) / TILE_ROWS * self.stride + n, "tiles of activations");
         self.check_panel();
     }
@@ -89,7 +95,7 @@ pub(crate) fn to_f32(bits: u16) -> f32 {
 /// The plain form for bf16.
 #[inline(always)]
 pub(crate) fn bf16(dot: &mut Dot<'_, u16, u16, f32>) {
-    dot.check(GROUP);
+    dot.begin(GROUP);
     for row in 0..dot.rows {
         let x = &dot.x[row * dot.stride..][..dot.depth];
         for strip in 0..2 {
@@ -112,7 +118,7 @@ pub(crate) fn bf16(dot: &mut Dot<'_, u16, u16, f32>) {
 /// The plain form for f32.
 #[inline(always)]
 pub(crate) fn f32(dot: &mut Dot<'_, f32, f32, f32>) {
-    dot.check(1);
+    dot.begin(1);
     for row in 0..dot.rows {
         let x = &dot.x[row * dot.stride..][..dot.depth];
         let mut sums: [f32; PANEL] = std::array::from_fn(|c| dot.sums[row * PANEL + c]);
@@ -126,7 +132,7 @@ pub(crate) fn f32(dot: &mut Dot<'_, f32, f32, f32>) {
 /// The plain form for unsigned activations and signed weights of 8 bits; exact.
 #[inline(always)]
 pub(crate) fn int8(dot: &mut Dot<'_, u8, i8, i32>) {
-    dot.check(GROUP_INT8);
+    dot.begin(GROUP_INT8);
     for row in 0..dot.rows {
         let x = &dot.x[row * dot.stride..][..dot.depth];
         for strip in 0..2 {

@@ -36,7 +36,7 @@ macro_rules! by_rows {
 /// The target features of `V` are enabled in the caller.
 #[inline(always)]
 pub(crate) unsafe fn dot_bf16<V: Lanes>(dot: &mut Dot<'_, u16, u16, f32>) {
-    dot.check(GROUP);
+    dot.begin(GROUP);
     for half in (0..PANEL).step_by(2 * V::N) {
         // SAFETY: features are the caller's promise; `check` asserted the extents that the blocks read and write.
         unsafe { by_rows!(dot.rows, V::ROWS, bf16_block::<V>(dot, half)) };
@@ -86,7 +86,7 @@ unsafe fn bf16_block<V: Lanes, const R: usize>(dot: &mut Dot<'_, u16, u16, f32>,
 /// The target features of `V` are enabled in the caller.
 #[inline(always)]
 pub(crate) unsafe fn dot_f32<V: Lanes>(dot: &mut Dot<'_, f32, f32, f32>) {
-    dot.check(1);
+    dot.begin(1);
     for column in (0..PANEL).step_by(2 * V::N) {
         // SAFETY: features are the caller's promise; `check` asserted the extents that the blocks read and write.
         unsafe { by_rows!(dot.rows, V::ROWS, f32_block::<V>(dot, column)) };

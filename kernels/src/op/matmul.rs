@@ -28,6 +28,8 @@ const FEW_ROWS: usize = 12;
 
 /// Activations of a block, 640 KB of bf16.
 const ACTIVATIONS_MAX: usize = 320 << 10;
+/// Activations of blocks that go past a panel together, 1 MB of bf16.
+const TOGETHER_MAX: usize = 512 << 10;
 
 /// A weight and its bias, checked against its input.
 #[derive(Clone, Copy)]
@@ -108,10 +110,13 @@ pub(crate) struct Task<'a> {
     x: &'a Prepared<'a>,
     pub(crate) rows: Range<usize>,
     pub(crate) panel: usize,
+    /// Whether this is the panel's last for now, so that the next one is asked for.
+    streams: bool,
 }
 
-/// Calls `body` for each block of rows and each panel of weights with `depth` inputs; a thread goes through its panels in
-/// order.
+/// Calls `body` for each block of rows and each panel of weights with `depth` inputs. A thread goes through its panels in
+/// order; blocks whose activations stay in the second-level cache go past a panel together, so that it comes from memory
+/// once for all of them.
 pub(crate) fn each_panel(
     machine: &mut Machine,
     x: &Prepared<'_>,
@@ -125,14 +130,17 @@ pub(crate) fn each_panel(
     }
     // Blocks of nearly equal size, so that threads that have one each end together.
     let rows_max = rows_max(depth);
-    let n_blocks = rows.div_ceil(rows_max);
-    let block = rows.div_ceil(n_blocks).next_multiple_of(WHOLE_ROWS).min(rows_max);
+    let block = rows.div_ceil(rows.div_ceil(rows_max)).next_multiple_of(WHOLE_ROWS).min(rows_max);
+    let n_blocks = rows.div_ceil(block);
+    let together = (TOGETHER_MAX / (depth.max(1) * block)).clamp(1, n_blocks);
     let table = machine.table;
     let work = rows.saturating_mul(depth).saturating_mul(n_panels * PANEL);
-    machine.split(work, rows.div_ceil(block) * n_panels, &|locals, thread, chunk| {
-        let first = chunk / n_panels * block;
-        let rows = first..rows.min(first + block);
-        let task = Task { table, x, rows, panel: chunk % n_panels };
+    machine.split(work, n_blocks * n_panels, &|locals, thread, chunk| {
+        let first = chunk / (together * n_panels) * together;
+        let (within, n) = (chunk - first * n_panels, together.min(n_blocks - first));
+        let start = (first + within % n) * block;
+        let streams = within % n == n - 1;
+        let task = Task { table, x, rows: start..rows.min(start + block), panel: within / n, streams };
         // SAFETY: each thread has its own.
         body(&task, unsafe { locals.of(thread) });
     });
@@ -243,12 +251,12 @@ impl Task<'_> {
             Layout::Bf16 | Layout::F32 | Layout::F16 | Layout::Grouped(_) => {}
         }
         let sums = &mut local.sums[which][..rows * PANEL];
-        sums.fill(0.0);
         if let (Layout::Grouped(grouping), Some(direct), true) =
             (panels.layout, self.table.dot_direct, rows <= DIRECT_ROWS)
         {
             let (groups, places) = (depth / GROUP, Places::bf16(Order::Rows, depth));
             let (x, stride) = (&self.x.activations.bf16[places.first(&self.rows, &(0..0))..], places.stride);
+            sums.fill(0.0);
             // SAFETY: the table was chosen by `Table::of`, which checks that this CPU has its instruction set.
             return unsafe { direct(&mut DirectDot { grouping, panel: bytes, groups, x, stride, rows, sums }) };
         }
@@ -265,7 +273,7 @@ impl Task<'_> {
                 match panels.layout {
                     Layout::Bf16 => {
                         let panel = &elements::<u16>(bytes)[first * PANEL..inputs.end * PANEL];
-                        (self.table.dot_bf16)(&mut self.dot_bf16(depth, &inputs, panel, sums, true));
+                        (self.table.dot_bf16)(&mut self.dot_bf16(depth, &inputs, panel, sums, self.streams));
                     }
                     Layout::F32 => {
                         let panel = &elements::<f32>(bytes)[first * PANEL..inputs.end * PANEL];
@@ -299,7 +307,8 @@ impl Task<'_> {
     ) -> Dot<'a, u16, u16, f32> {
         let places = Places::bf16(self.table.order, depth);
         let x = &self.x.activations.bf16[places.first(&self.rows, inputs)..];
-        Dot { x, stride: places.stride, rows: self.rows.len(), depth: inputs.len(), panel, sums, streams }
+        let (rows, is_first) = (self.rows.len(), inputs.start == 0);
+        Dot { x, stride: places.stride, rows, depth: inputs.len(), panel, sums, is_first, streams }
     }
 
     /// Products of the rows as they are with a stretch of a panel.
@@ -314,7 +323,8 @@ impl Task<'_> {
         Self: 'a,
     {
         let x = &self.x.x[self.rows.start * depth + inputs.start..];
-        Dot { x, stride: depth, rows: self.rows.len(), depth: inputs.len(), panel, sums, streams: true }
+        let (rows, is_first) = (self.rows.len(), inputs.start == 0);
+        Dot { x, stride: depth, rows, depth: inputs.len(), panel, sums, is_first, streams: self.streams }
     }
 
     /// Exact products of 8 bits; `x = s (u - 128)`, so `128 * sum of the column` is taken off before scaling.
@@ -322,13 +332,13 @@ impl Task<'_> {
         let bytes = panels.panel(panel);
         let (depth, rows) = (panels.padded_inputs(), self.rows.len());
         let places = Places::int8(self.table.order, depth);
-        let ints = &mut local.ints[..rows * PANEL];
-        ints.fill(0);
+        let sums = &mut local.ints[..rows * PANEL];
         let (x, stride) = (&self.x.activations.int8[places.first(&self.rows, &(0..depth))..], places.stride);
-        let weights = elements::<i8>(&bytes[..depth * PANEL]);
+        let panel = elements::<i8>(&bytes[..depth * PANEL]);
         // SAFETY: the table was chosen by `Table::of`, which checks that this CPU has its instruction set.
         unsafe {
-            (self.table.dot_int8)(&mut Dot { x, stride, rows, depth, panel: weights, sums: ints, streams: true })
+            let streams = self.streams;
+            (self.table.dot_int8)(&mut Dot { x, stride, rows, depth, panel, sums, is_first: true, streams });
         };
         let (column_sums, column_scales) = panels.int8_tail(bytes);
         let row_scales = &self.x.activations.scales[self.rows.clone()];

@@ -204,7 +204,8 @@ async fn check_not_last(life: &Life, lives: &[Life]) -> Result<()> {
     if life.leaves {
         return Ok(());
     }
-    let takes_over = |other: &&Life| other.model == life.model && other.incarnation != life.incarnation && !other.leaves;
+    let takes_over =
+        |other: &&Life| other.model == life.model && other.incarnation != life.incarnation && !other.leaves;
     let asked = futures::stream::iter(lives.iter().filter(takes_over)).map(answers).buffer_unordered(ASKED_MAX);
     if pin!(asked).any(async |answer| answer.is_ok()).await {
         return Ok(());
