@@ -317,11 +317,14 @@ unsafe fn dot_int8(dot: &mut Dot<'_, u8, i8, i32>) {
 unsafe fn blocks<X, W, S>(dot: &mut Dot<'_, X, W, S>, group: usize, streaming: Loops, counting: Loops) {
     let (groups, stride) = (dot.depth / group, dot.stride * size_of::<X>());
     let (panel, n_walks) = (dot.panel.as_ptr().cast::<u8>(), dot.rows.div_ceil(2 * TILE_ROWS));
-    // Rows that go through the panel once stream it; else each walk asks for its part of the next panel.
-    let (loops, mut ahead, n_ahead) = match (dot.streams, n_walks) {
-        (false, _) => (counting, panel, 0),
-        (true, 1) => (streaming, panel.wrapping_add(AHEAD), 0),
-        (true, _) => (counting, panel.wrapping_add(groups * GROUP_BYTES), (GROUP_BYTES / LINE).div_ceil(n_walks)),
+    // Rows that go through the panel once stream it; else each walk of each turn asks for its part of the next panel.
+    let (loops, mut ahead, n_ahead) = match dot.turn {
+        None => (counting, panel, 0),
+        Some((_, 1)) if n_walks == 1 => (streaming, panel.wrapping_add(AHEAD), 0),
+        Some((turn, n)) => {
+            let n_ahead = (GROUP_BYTES / LINE).div_ceil(n * n_walks);
+            (counting, panel.wrapping_add(groups * (GROUP_BYTES + turn * n_walks * n_ahead * LINE)), n_ahead)
+        }
     };
     for row in (0..dot.rows).step_by(2 * TILE_ROWS) {
         let rows = (dot.rows - row).min(2 * TILE_ROWS);

@@ -19,8 +19,9 @@ pub(crate) struct Dot<'a, X, W, S> {
     pub(crate) sums: &'a mut [S],
     /// Whether sums begin here, whatever their memory holds.
     pub(crate) is_first: bool,
-    /// Whether a kernel that asks memory for panels asks for what lies behind this one (with few rows, for this one too).
-    pub(crate) streams: bool,
+    /// For kernels that ask memory for the next panel, which lies behind this one: which turn it is of how many with this
+    /// panel; `None` where it comes from a cache.
+    pub(crate) turn: Option<(usize, usize)>,
 }
 
 /// How rounded activations lie in memory, by what kernels load of them.

@@ -5,7 +5,7 @@ use crate::cpu::panels::PANEL;
 use crate::error::Result;
 use crate::memory::Mapping;
 
-/// Rows that a chunk of work multiplies: their activations stay in the second-level cache.
+/// Most rows that a chunk of work multiplies: their activations stay in the second-level cache.
 pub(crate) const ROWS_MAX: usize = 2 * WHOLE_ROWS;
 /// Rows that are whole for kernels of 12 rows and of 32.
 pub(crate) const WHOLE_ROWS: usize = 96;

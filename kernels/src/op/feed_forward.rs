@@ -76,7 +76,7 @@ fn gate(
     put: &(dyn Fn(&Task<'_>, &[f32]) + Sync),
 ) {
     let panels = gate_up[0].panels;
-    matmul::each_panel(machine, x, panels.n_in, panels.n_panels(), &|task, local| {
+    matmul::each_panel(machine, x, gate_up, panels.n_panels(), &|task, local| {
         for (which, operand) in gate_up.iter().enumerate() {
             task.compute(operand, task.panel, local, which);
         }

@@ -13,7 +13,7 @@ use std::ops::Range;
 use crate::cpu::Machine;
 use crate::cpu::access::{Access, Shared};
 use crate::cpu::activations::{Activations, Places};
-use crate::cpu::dot::{Dot, Order};
+use crate::cpu::dot::{Dot, Order, TILE_ROWS};
 use crate::cpu::grouped::{DIRECT_ROWS, DirectDot, Factor, GroupedDot, Unpack};
 use crate::cpu::panels::{GROUP, Input, Layout, PANEL, Panels, elements};
 use crate::cpu::results::store;
@@ -91,7 +91,7 @@ pub(crate) fn multiply_prepared(
     outs: &[Shared<'_, f32>],
 ) {
     let n_panels = operands.iter().map(|operand| operand.panels.n_panels()).sum();
-    each_panel(machine, x, operands[0].panels.n_in, n_panels, &|task, local| {
+    each_panel(machine, x, operands, n_panels, &|task, local| {
         let mut panel = task.panel;
         for (operand, out) in operands.iter().zip(outs) {
             if panel >= operand.panels.n_panels() {
@@ -110,17 +110,18 @@ pub(crate) struct Task<'a> {
     x: &'a Prepared<'a>,
     pub(crate) rows: Range<usize>,
     pub(crate) panel: usize,
-    /// Whether this is the panel's last for now, so that the next one is asked for.
-    streams: bool,
+    /// Which it is of how many that take the panel one after the other; each asks for its part of the next panel.
+    turn: (usize, usize),
 }
 
-/// Calls `body` for each block of rows and each panel of weights with `depth` inputs. A thread goes through its panels in
-/// order; blocks whose activations stay in the second-level cache go past a panel together, so that it comes from memory
-/// once for all of them.
+/// Calls `body` for each block of rows and each of `n_panels` panels of the weights, which share their inputs.
+///
+/// A thread goes through its panels in order. Blocks whose activations stay in the second-level cache go past a panel
+/// together, so that it comes from memory once for all of them.
 pub(crate) fn each_panel(
     machine: &mut Machine,
     x: &Prepared<'_>,
-    depth: usize,
+    operands: &[Operand<'_>],
     n_panels: usize,
     body: &(dyn Fn(&Task<'_>, &mut Local) + Sync),
 ) {
@@ -128,27 +129,34 @@ pub(crate) fn each_panel(
     if n_panels == 0 || rows == 0 {
         return;
     }
+    let (depth, table) = (operands[0].panels.n_in.max(1), machine.table);
     // Blocks of nearly equal size, so that threads that have one each end together.
-    let rows_max = rows_max(depth);
-    let block = rows.div_ceil(rows.div_ceil(rows_max)).next_multiple_of(WHOLE_ROWS).min(rows_max);
+    let rows_max = rows_max(table, operands);
+    let n_blocks = rows.div_ceil(rows_max);
+    let block = rows.div_ceil(n_blocks).next_multiple_of(rows_max.min(WHOLE_ROWS)).min(rows_max);
     let n_blocks = rows.div_ceil(block);
-    let together = (TOGETHER_MAX / (depth.max(1) * block)).clamp(1, n_blocks);
-    let table = machine.table;
+    let together = (TOGETHER_MAX / (depth * block)).clamp(1, n_blocks);
     let work = rows.saturating_mul(depth).saturating_mul(n_panels * PANEL);
     machine.split(work, n_blocks * n_panels, &|locals, thread, chunk| {
         let first = chunk / (together * n_panels) * together;
         let (within, n) = (chunk - first * n_panels, together.min(n_blocks - first));
-        let start = (first + within % n) * block;
-        let streams = within % n == n - 1;
-        let task = Task { table, x, rows: start..rows.min(start + block), panel: within / n, streams };
+        let turn = (within % n, n);
+        let start = (first + turn.0) * block;
+        let task = Task { table, x, rows: start..rows.min(start + block), panel: within / n, turn };
         // SAFETY: each thread has its own.
         body(&task, unsafe { locals.of(thread) });
     });
 }
 
-/// Most rows of a block: as many as the second-level cache holds beside weights, whole blocks of all kernels.
-fn rows_max(depth: usize) -> usize {
-    (ACTIVATIONS_MAX / depth.max(1) / WHOLE_ROWS * WHOLE_ROWS).clamp(WHOLE_ROWS, ROWS_MAX)
+/// Most rows of a block. What weights are taken apart for should be many rows, but no more than the second-level cache holds
+/// beside weights; else results are few enough to stay in the first-level cache until they are used.
+fn rows_max(table: &Table, operands: &[Operand<'_>]) -> usize {
+    let at_once = |operand: &Operand<'_>| matches!(operand.panels.layout, Layout::Bf16 | Layout::Int8);
+    if table.order == Order::Tiles && operands.iter().all(at_once) {
+        return 2 * TILE_ROWS;
+    }
+    let depth = operands[0].panels.n_in.max(1);
+    (ACTIVATIONS_MAX / depth / WHOLE_ROWS * WHOLE_ROWS).clamp(WHOLE_ROWS, ROWS_MAX)
 }
 
 /// Rounds activations to the formats that the weights' kernels take.
@@ -273,7 +281,7 @@ impl Task<'_> {
                 match panels.layout {
                     Layout::Bf16 => {
                         let panel = &elements::<u16>(bytes)[first * PANEL..inputs.end * PANEL];
-                        (self.table.dot_bf16)(&mut self.dot_bf16(depth, &inputs, panel, sums, self.streams));
+                        (self.table.dot_bf16)(&mut self.dot_bf16(depth, &inputs, panel, sums, Some(self.turn)));
                     }
                     Layout::F32 => {
                         let panel = &elements::<f32>(bytes)[first * PANEL..inputs.end * PANEL];
@@ -289,7 +297,7 @@ impl Task<'_> {
                         let out = &mut local.bf16[..inputs.len() * PANEL];
                         (self.table.unpack)(&mut Unpack { grouping, panel: bytes, groups, out });
                         let panel = &local.bf16[..inputs.len() * PANEL];
-                        (self.table.dot_bf16)(&mut self.dot_bf16(depth, &inputs, panel, sums, false));
+                        (self.table.dot_bf16)(&mut self.dot_bf16(depth, &inputs, panel, sums, None));
                     }
                     Layout::Int8 => unreachable!("computed above"),
                 }
@@ -303,12 +311,12 @@ impl Task<'_> {
         inputs: &Range<usize>,
         panel: &'a [u16],
         sums: &'a mut [f32],
-        streams: bool,
+        turn: Option<(usize, usize)>,
     ) -> Dot<'a, u16, u16, f32> {
         let places = Places::bf16(self.table.order, depth);
         let x = &self.x.activations.bf16[places.first(&self.rows, inputs)..];
         let (rows, is_first) = (self.rows.len(), inputs.start == 0);
-        Dot { x, stride: places.stride, rows, depth: inputs.len(), panel, sums, is_first, streams }
+        Dot { x, stride: places.stride, rows, depth: inputs.len(), panel, sums, is_first, turn }
     }
 
     /// Products of the rows as they are with a stretch of a panel.
@@ -324,7 +332,7 @@ impl Task<'_> {
     {
         let x = &self.x.x[self.rows.start * depth + inputs.start..];
         let (rows, is_first) = (self.rows.len(), inputs.start == 0);
-        Dot { x, stride: depth, rows, depth: inputs.len(), panel, sums, is_first, streams: self.streams }
+        Dot { x, stride: depth, rows, depth: inputs.len(), panel, sums, is_first, turn: Some(self.turn) }
     }
 
     /// Exact products of 8 bits; `x = s (u - 128)`, so `128 * sum of the column` is taken off before scaling.
@@ -337,8 +345,8 @@ impl Task<'_> {
         let panel = elements::<i8>(&bytes[..depth * PANEL]);
         // SAFETY: the table was chosen by `Table::of`, which checks that this CPU has its instruction set.
         unsafe {
-            let streams = self.streams;
-            (self.table.dot_int8)(&mut Dot { x, stride, rows, depth, panel, sums, is_first: true, streams });
+            let turn = Some(self.turn);
+            (self.table.dot_int8)(&mut Dot { x, stride, rows, depth, panel, sums, is_first: true, turn });
         };
         let (column_sums, column_scales) = panels.int8_tail(bytes);
         let row_scales = &self.x.activations.scales[self.rows.clone()];
