@@ -28,20 +28,56 @@ const CUT: &str = "…";
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "code", rename_all = "snake_case")]
 enum Wire<'a> {
-    InvalidArgument { field: Cow<'a, str>, message: Cow<'a, str> },
-    UnknownModel { name: Cow<'a, str>, served: Cow<'a, [String]> },
-    PromptTooLong { n_tokens: u64, limit: u64 },
-    Unsupported { what: Cow<'a, str> },
-    Overloaded { reason: Cow<'a, str>, retry_after_ms: u64 },
-    QuotaExceeded { tenant: Cow<'a, str>, quota: Cow<'a, str>, retry_after_ms: u64 },
-    NoWorker { model: Cow<'a, str> },
-    WorkerLost { worker: Cow<'a, str>, n_tokens: u32, reason: Cow<'a, str> },
-    StalePlacement { reason: Cow<'a, str> },
-    SlowReader { n_tokens: u32 },
-    DeadlineExceeded { n_tokens: u32 },
+    InvalidArgument {
+        field: Cow<'a, str>,
+        message: Cow<'a, str>,
+    },
+    UnknownModel {
+        name: Cow<'a, str>,
+        served: Cow<'a, [String]>,
+    },
+    PromptTooLong {
+        n_tokens: u64,
+        #[serde(default)]
+        at_least: bool,
+        limit: u64,
+    },
+    Unsupported {
+        what: Cow<'a, str>,
+    },
+    Overloaded {
+        reason: Cow<'a, str>,
+        retry_after_ms: u64,
+    },
+    QuotaExceeded {
+        tenant: Cow<'a, str>,
+        quota: Cow<'a, str>,
+        retry_after_ms: u64,
+    },
+    NoWorker {
+        model: Cow<'a, str>,
+    },
+    WorkerLost {
+        worker: Cow<'a, str>,
+        n_tokens: u32,
+        reason: Cow<'a, str>,
+    },
+    StalePlacement {
+        reason: Cow<'a, str>,
+    },
+    SlowReader {
+        n_tokens: u32,
+    },
+    DeadlineExceeded {
+        n_tokens: u32,
+    },
     Cancelled,
-    ShuttingDown { who: Cow<'a, str> },
-    Internal { message: Cow<'a, str> },
+    ShuttingDown {
+        who: Cow<'a, str>,
+    },
+    Internal {
+        message: Cow<'a, str>,
+    },
 }
 
 /// Makes the status of an error; texts of more than a kilobyte are cut, served names beyond it left out.
@@ -106,7 +142,7 @@ fn to_wire(error: &RequestError) -> Wire<'_> {
             Wire::InvalidArgument { field: text(field), message: text(message) }
         }
         RequestError::UnknownModel { name, served } => Wire::UnknownModel { name: text(name), served: names(served) },
-        RequestError::PromptTooLong { n_tokens, limit } => Wire::PromptTooLong { n_tokens: *n_tokens, limit: *limit },
+        &RequestError::PromptTooLong { n_tokens, at_least, limit } => Wire::PromptTooLong { n_tokens, at_least, limit },
         RequestError::Unsupported(what) => Wire::Unsupported { what: text(what) },
         RequestError::Overloaded { reason, retry_after_ms } => {
             Wire::Overloaded { reason: text(reason), retry_after_ms: *retry_after_ms }
@@ -176,7 +212,7 @@ fn from_wire(error: Wire<'_>) -> RequestError {
         Wire::UnknownModel { name, served } => {
             RequestError::UnknownModel { name: name.into_owned(), served: served.into_owned() }
         }
-        Wire::PromptTooLong { n_tokens, limit } => RequestError::PromptTooLong { n_tokens, limit },
+        Wire::PromptTooLong { n_tokens, at_least, limit } => RequestError::PromptTooLong { n_tokens, at_least, limit },
         Wire::Unsupported { what } => RequestError::Unsupported(what.into_owned()),
         Wire::Overloaded { reason, retry_after_ms } => {
             RequestError::Overloaded { reason: reason.into_owned(), retry_after_ms }
@@ -224,7 +260,7 @@ mod tests {
         let errors = [
             RequestError::invalid("temperature", "-1 is out of range"),
             RequestError::UnknownModel { name: "x".into(), served: vec!["a".into(), "b".into()] },
-            RequestError::PromptTooLong { n_tokens: 9, limit: 4 },
+            RequestError::PromptTooLong { n_tokens: 9, at_least: true, limit: 4 },
             RequestError::Unsupported("adapter".into()),
             RequestError::Overloaded { reason: "queue".into(), retry_after_ms: 250 },
             RequestError::QuotaExceeded {

@@ -110,8 +110,46 @@ fn section<T: DeserializeOwned>(
             added.push(path);
         }
     }
+    // Membership in the scheduler is where the scheduler is; it needs no address itself.
+    let [kind, endpoints, schedulers] =
+        ["membership.kind", "membership.endpoints", "scheduler_addresses"].map(|path| format!("{name}.{path}"));
+    let is_embedded = document.get(&kind).is_none_or(|kind| kind.as_str() == Some("embedded"));
+    if let Some(schedulers) = document.get(&schedulers).cloned()
+        && role != Role::Scheduler
+        && is_embedded
+        && document.get(&endpoints).is_none()
+    {
+        let _ = document.set(&endpoints, schedulers);
+        added.push(format!("{name}.membership"));
+    }
     let Section { value, mut unknown } = document.section::<T>(name)?;
     // Not every role reads every shared value, but keys inside one that it reads are judged.
     unknown.retain(|path| !added.contains(path));
     Ok(Section { value: wrap(value), unknown })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn membership_in_the_scheduler_is_where_the_scheduler_is() {
+        let endpoints = |sets: &[&str]| {
+            let sets: Vec<String> = sets.iter().map(|&set| set.to_owned()).collect();
+            let document = Document::load(None, &sets).unwrap();
+            let [router, worker] = [Role::Router, Role::Worker].map(|role| configure(&document, role).unwrap());
+            assert!(router.unknown.is_empty() && worker.unknown.is_empty(), "{:?}", router.unknown);
+            let (Configured::Router(router), Configured::Worker(worker)) = (router.value, worker.value) else {
+                panic!("a router and a worker were asked for");
+            };
+            assert_eq!(router.membership.endpoints, worker.membership.endpoints);
+            router.membership.endpoints
+        };
+        let scheduler = "scheduler_addresses=[\"10.0.0.1:7\"]";
+        assert_eq!(endpoints(&[scheduler]), ["10.0.0.1:7"]);
+        assert_eq!(endpoints(&[scheduler, "membership.ttl_ms=900"]), ["10.0.0.1:7"]);
+        assert_eq!(endpoints(&[scheduler, "membership.endpoints=[\"10.0.0.2:7\"]"]), ["10.0.0.2:7"]);
+        assert!(endpoints(&[scheduler, "membership.kind=etcd"]).is_empty());
+        assert!(endpoints(&[]).is_empty());
+    }
 }

@@ -24,10 +24,12 @@ pub enum RequestError {
         served: Vec<String>,
     },
     /// The prompt does not fit the model's context or the worker's block pool: shorten it.
-    #[error("prompt of {n_tokens} tokens is longer than the limit of {limit}")]
+    #[error("prompt of {}{n_tokens} tokens is longer than the limit of {limit}", if *at_least { "at least " } else { "" })]
     PromptTooLong {
         /// Its length.
         n_tokens: u64,
+        /// It may be longer still: it was refused before its tokens were counted.
+        at_least: bool,
         /// The longest that fits.
         limit: u64,
     },

@@ -176,7 +176,8 @@ impl GenerateRequest {
     fn validate_lengths(&self, context_length: u32) -> Result<(), RequestError> {
         let length = self.prompt.len() as u64;
         if length >= u64::from(context_length) {
-            return Err(RequestError::PromptTooLong { n_tokens: length, limit: u64::from(context_length) - 1 });
+            let limit = u64::from(context_length) - 1;
+            return Err(RequestError::PromptTooLong { n_tokens: length, at_least: false, limit });
         }
         let StopParams { min_tokens, max_tokens, .. } = self.stop;
         if max_tokens == 0 {

@@ -144,7 +144,7 @@ impl Service {
 fn check_length(model: &ServedModel, text: &str, context_length: u32) -> Result<(), RequestError> {
     let n_tokens = model.text.n_tokens_min(text) as u64;
     let limit = u64::from(context_length.saturating_sub(1));
-    if n_tokens > limit { Err(RequestError::PromptTooLong { n_tokens, limit }) } else { Ok(()) }
+    if n_tokens > limit { Err(RequestError::PromptTooLong { n_tokens, at_least: true, limit }) } else { Ok(()) }
 }
 
 fn is_empty(prompt: &Prompt) -> bool {

@@ -32,7 +32,8 @@ pub enum Kind {
 pub struct MembershipConfig {
     /// Which store.
     pub kind: Kind,
-    /// Where it listens; empty means the store's usual address on this machine.
+    /// Where it listens. Empty means, for the embedded store, where the document says that schedulers are; else the store's usual
+    /// address on this machine.
     pub endpoints: Vec<String>,
     /// Under which key etcd keeps the members.
     pub prefix: String,

@@ -350,7 +350,7 @@ impl Engine {
         let n_tokens = request.prompt.len() as u64 + request.generated.len() as u64;
         let limit = u64::from(self.config.length_max()) - 1;
         if n_tokens > limit {
-            return Err(RequestError::PromptTooLong { n_tokens, limit });
+            return Err(RequestError::PromptTooLong { n_tokens, at_least: false, limit });
         }
         if self.waiting.is_full() {
             return Err(RequestError::Overloaded {

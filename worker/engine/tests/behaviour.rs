@@ -253,7 +253,7 @@ fn refuses_what_can_never_fit_and_what_is_too_much_now() {
     let mut engine = engine(EngineConfig { n_blocks: 2, ..config() }, (1..5).map(|id| request(id, 8, 9)));
     assert_eq!(
         engine.submit(request(9, 9, 1), Duration::ZERO),
-        Err(RequestError::PromptTooLong { n_tokens: 9, limit: 8 })
+        Err(RequestError::PromptTooLong { n_tokens: 9, at_least: false, limit: 8 })
     );
     let error = engine.submit(request(5, 8, 9), Duration::ZERO).unwrap_err();
     assert!(matches!(error, RequestError::Overloaded { retry_after_ms: 7, .. }), "{error}");

@@ -206,6 +206,7 @@ fn wrong_gguf_values_are_named() {
         (Box::new(|w| key(w, "general.architecture", Some(Meta::Text("rwkv".into())))), &["rwkv", "gemma3"]),
         (Box::new(|w| key(w, "llama.block_count", None)), &["llama.block_count"]),
         (Box::new(|w| key(w, "llama.block_count", Some(Meta::U32(u32::MAX)))), &["block_count", "4294967295"]),
+        (Box::new(|w| key(w, "llama.block_count", Some(Meta::U32(1)))), &["block_count is 1", "blk.1"]),
         (Box::new(|w| key(w, "llama.attention.head_count", Some(Meta::U32(0)))), &["head_count", "0"]),
         (Box::new(|w| key(w, "tokenizer.ggml.model", None)), &["tokenizer.ggml.model"]),
         (Box::new(|w| key(w, "tokenizer.ggml.model", Some(Meta::Text("bert".into())))), &["bert", "gpt2"]),

@@ -6,6 +6,7 @@ use anyhow::{Result, anyhow};
 use daemon::config::Document;
 use toml::Value;
 
+use super::ready::reachable;
 use super::{DEFAULT_GRPC, DEFAULT_HTTP};
 use crate::model::Model;
 use crate::role::Role;
@@ -74,7 +75,7 @@ impl Plan {
 
     /// Tells the others where the scheduler is.
     pub(super) fn scheduler(&mut self, address: SocketAddr) -> Result<()> {
-        let addresses = || Value::Array(vec![Value::String(address.to_string())]);
+        let addresses = || Value::Array(vec![Value::String(reachable(address).to_string())]);
         self.set("scheduler_addresses", addresses())?;
         if self.document.get("membership.kind").and_then(Value::as_str) == Some("embedded") {
             self.set("membership.endpoints", addresses())?;
@@ -145,7 +146,7 @@ mod tests {
         let mut plan = plan("");
         plan.addresses(None, None).unwrap();
         plan.model(&Model { name: "tiny".to_owned(), path: "/m/tiny".into() }).unwrap();
-        plan.scheduler(SocketAddr::from(([127, 0, 0, 1], 7))).unwrap();
+        plan.scheduler(SocketAddr::from(([0, 0, 0, 0], 7))).unwrap();
         let names = plan.worker_names();
         let document = plan.document_of(Role::Worker, &names[1]).unwrap();
         assert_eq!(document.get("worker.id").and_then(Value::as_str), Some("worker-1"));

@@ -14,7 +14,8 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{Request, State};
+use axum::extract::rejection::PathRejection;
+use axum::extract::{Path, Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use contract::error::RequestError;
@@ -50,7 +51,11 @@ async fn models(State(service): State<Arc<Service>>) -> Response {
     axum::Json(json!({"object": "list", "data": [describe(&service)]})).into_response()
 }
 
-async fn model(State(service): State<Arc<Service>>, name: axum::extract::Path<String>) -> Result<Response, ApiError> {
+async fn model(
+    State(service): State<Arc<Service>>,
+    name: Result<Path<String>, PathRejection>,
+) -> Result<Response, ApiError> {
+    let Path(name) = name.map_err(|error| RequestError::invalid("model", error.body_text()))?;
     service.check_model(&name)?;
     Ok(axum::Json(describe(&service)).into_response())
 }

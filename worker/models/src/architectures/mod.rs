@@ -93,8 +93,16 @@ fn huggingface_base(name: &'static str, activation: Activation, keys: Keys<'_>) 
 fn gguf_base(name: &'static str, activation: Activation, metadata: Metadata<'_>) -> Result<ModelConfig, OpenError> {
     metadata.check_activation(activation)?;
     let layers_key = metadata.key("block_count");
-    let n_layers =
-        metadata.size_opt(&layers_key, LAYERS_MAX)?.ok_or_else(|| OpenError::missing_key(metadata.path, layers_key))?;
+    let n_layers = metadata
+        .size_opt(&layers_key, LAYERS_MAX)?
+        .ok_or_else(|| OpenError::missing_key(metadata.path, layers_key.as_str()))?;
+    // Layers that are left out would be an answer that makes no sense, not an error.
+    let layer = |name: &str| name.strip_prefix("blk.")?.split('.').next()?.parse::<usize>().ok();
+    if let Some(last) = metadata.gguf.tensors().iter().filter_map(|tensor| layer(tensor.name)).max()
+        && last >= n_layers
+    {
+        return Err(metadata.bad(&layers_key, &format!("the number of layers, of which there is blk.{last}")));
+    }
     let hidden_size = metadata.size("embedding_length")?;
     let n_heads = metadata.size("attention.head_count")?;
     let head_dim = match metadata.size_opt(&metadata.key("attention.key_length"), crate::config::DIMENSION_MAX)? {
